@@ -1,0 +1,1 @@
+"""Pure rules of quotas, charges, approvals and billing: no Django, no clock, no database."""

@@ -1,0 +1,200 @@
+"""The quota tree of one flavour: what each department keeps, lends, borrows and has used.
+
+All amounts are integers of one unit (milli-GPU in the product). Flavours are independent: one tree each.
+
+Per node n with children c:
+    own(n)  = guarantee(n) − Σ guarantee(c)               negative only after an override
+    S(n)    = own(n) + Σ (S(c) − kept(c))                 subtree quota
+    kept(n) = max(0, S(n) − lend_limit), or 0 without one what the node never lends
+Counters per node:
+    charged  U = direct use + Σ max(0, charged(c) − kept(c))   what reached this node
+    total      = all use in the subtree
+    total_noninterruptible = the part of it that may not be interrupted
+Invariant: the identities above hold after every ``add`` and ``remove``. Source: BEHAVIOUR 4, cases_quota.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from quotas.engine.ids import NodeId, id_key
+
+
+class TreeError(ValueError):
+    """The nodes given are no forest, or an amount is impossible."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaNode:
+    """Limits and counters of one department for one flavour. ``None`` = unlimited, 0 = none.
+
+    ``guarantee`` contains the children's; give ``own`` instead where only the node's own part is known (case files).
+    ``weight`` is the over-quota weight.
+    """
+
+    id: NodeId
+    parent: NodeId | None = None
+    guarantee: int | None = 0
+    own: int | None = None
+    borrow_limit: int | None = None
+    lend_limit: int | None = None
+    hard_cap: int | None = None
+    weight: int = 1
+    charged: int = 0
+    total: int = 0
+    total_noninterruptible: int = 0
+
+
+@dataclass(slots=True)
+class Counters:
+    """Use at one node: ``charged`` ≤ ``total``, all ≥ 0."""
+
+    charged: int = 0
+    total: int = 0
+    total_noninterruptible: int = 0
+
+
+class QuotaTree:
+    """Limits (fixed) and counters (mutable) of one flavour's departments; several roots are allowed.
+
+    Building is O(n). Raises TreeError for an unknown parent, a cycle, a double id, or a negative limit.
+    """
+
+    def __init__(self, nodes: Iterable[QuotaNode]) -> None:
+        self.nodes: dict[NodeId, QuotaNode] = {}
+        for node in nodes:
+            if node.id in self.nodes:
+                raise TreeError(f"node {node.id!r} given twice")
+            _check_limits(node)
+            self.nodes[node.id] = node
+        self.children: dict[NodeId, list[NodeId]] = {node_id: [] for node_id in self.nodes}
+        for node in self.nodes.values():
+            if node.parent is not None:
+                if node.parent not in self.nodes:
+                    raise TreeError(f"parent {node.parent!r} of {node.id!r} is unknown")
+                self.children[node.parent].append(node.id)
+        for siblings in self.children.values():
+            siblings.sort(key=id_key)
+        self.roots = sorted((n.id for n in self.nodes.values() if n.parent is None), key=id_key)
+        self.post_order: list[NodeId] = list(self._post_order())
+        if len(self.post_order) != len(self.nodes):
+            raise TreeError("the parents form a cycle")
+        self.own: dict[NodeId, int] = {}
+        self.subtree: dict[NodeId, int] = {}
+        self.kept: dict[NodeId, int] = {}
+        self._derive_limits()
+        self.counters: dict[NodeId, Counters] = {
+            n.id: Counters(n.charged, n.total, n.total_noninterruptible) for n in self.nodes.values()
+        }
+
+    def _post_order(self) -> Iterator[NodeId]:
+        stack: list[tuple[NodeId, bool]] = [(root, False) for root in reversed(self.roots)]
+        while stack:
+            node_id, done = stack.pop()
+            if done:
+                yield node_id
+                continue
+            stack.append((node_id, True))
+            stack.extend((child, False) for child in reversed(self.children[node_id]))
+
+    def _derive_limits(self) -> None:
+        for node_id in self.post_order:
+            node, below = self.nodes[node_id], self.children[node_id]
+            if node.own is not None:
+                self.own[node_id] = node.own
+            else:
+                self.own[node_id] = (node.guarantee or 0) - sum(self.guarantee(child) for child in below)
+            self.subtree[node_id] = self.own[node_id] + sum(self.subtree[c] - self.kept[c] for c in below)
+            lend = node.lend_limit
+            self.kept[node_id] = 0 if lend is None else max(0, self.subtree[node_id] - lend)
+
+    def guarantee(self, node_id: NodeId) -> int:
+        """The node's guarantee, children included."""
+        node = self.nodes[node_id]
+        if node.own is None:
+            return node.guarantee or 0
+        return node.own + sum(self.guarantee(child) for child in self.children[node_id])
+
+    def path(self, node_id: NodeId) -> list[NodeId]:
+        """The node and its ancestors, leaf first, root last. TreeError for an unknown node."""
+        if node_id not in self.nodes:
+            raise TreeError(f"node {node_id!r} is unknown")
+        found: list[NodeId] = []
+        step: NodeId | None = node_id
+        while step is not None:
+            found.append(step)
+            step = self.nodes[step].parent
+        return found
+
+    def add(self, node_id: NodeId, amount: int, *, interruptible: bool = True) -> None:
+        """Book ``amount`` ≥ 0 of use at a node; what exceeds a node's kept part is charged to its parent too."""
+        _check_amount(amount)
+        rising = amount
+        for step in self.path(node_id):
+            counters = self.counters[step]
+            counters.total += amount
+            if not interruptible:
+                counters.total_noninterruptible += amount
+            local = max(0, self.kept[step] - counters.charged)
+            counters.charged += rising
+            rising = max(0, rising - local)
+
+    def remove(self, node_id: NodeId, amount: int, *, interruptible: bool = True) -> None:
+        """Take ``amount`` ≥ 0 of use away again, undoing ``add``. TreeError when a counter would fall below 0."""
+        _check_amount(amount)
+        path = self.path(node_id)
+        for step in path:
+            counters = self.counters[step]
+            if counters.total < amount or (not interruptible and counters.total_noninterruptible < amount):
+                raise TreeError(f"node {step!r} has less use than {amount}")
+        falling = amount
+        for step in path:
+            counters = self.counters[step]
+            counters.total -= amount
+            if not interruptible:
+                counters.total_noninterruptible -= amount
+            above_kept = max(0, counters.charged - self.kept[step])
+            counters.charged -= falling
+            falling = min(falling, above_kept)
+
+    def recharge(self) -> None:
+        """Recompute ``charged`` everywhere from the totals: needed after limits changed, a no-op otherwise."""
+        for node_id in self.post_order:
+            below = self.children[node_id]
+            direct = self.counters[node_id].total - sum(self.counters[child].total for child in below)
+            risen = sum(max(0, self.counters[child].charged - self.kept[child]) for child in below)
+            self.counters[node_id].charged = direct + risen
+
+    def snapshot(self) -> tuple[QuotaNode, ...]:
+        """The nodes with the counters as they stand, in the order given to the constructor."""
+        return tuple(
+            replace(
+                node,
+                charged=self.counters[node.id].charged,
+                total=self.counters[node.id].total,
+                total_noninterruptible=self.counters[node.id].total_noninterruptible,
+            )
+            for node in self.nodes.values()
+        )
+
+    def copy(self) -> QuotaTree:
+        """An independent tree with the same limits and counters (limits are shared: they never change)."""
+        twin = QuotaTree.__new__(QuotaTree)
+        twin.nodes, twin.children, twin.roots = self.nodes, self.children, self.roots
+        twin.post_order, twin.own, twin.subtree, twin.kept = self.post_order, self.own, self.subtree, self.kept
+        twin.counters = {
+            node_id: Counters(c.charged, c.total, c.total_noninterruptible) for node_id, c in self.counters.items()
+        }
+        return twin
+
+
+def _check_amount(amount: int) -> None:
+    if amount < 0:
+        raise TreeError("an amount may not be negative")
+
+
+def _check_limits(node: QuotaNode) -> None:
+    limits = (node.guarantee, node.borrow_limit, node.lend_limit, node.hard_cap, node.weight)
+    if any(limit is not None and limit < 0 for limit in limits):
+        raise TreeError(f"node {node.id!r} has a negative limit")
