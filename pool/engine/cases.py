@@ -1,7 +1,8 @@
 """Run one case of the case-file format (kinds, fields and units: the file's own schema) through the engines.
 
-Numbers of a case may be decimals: they are scaled to integers (1/1000) or taken as exact fractions, and come back as
-plain JSON numbers. A kind that has no engine yet answers ``result: null`` with the reason ``kind_not_supported``.
+Numbers of a case may be decimals: they are scaled to integers (1/1000) or taken as exact fractions, and
+come back as plain JSON numbers. A kind that has no engine yet answers ``result: null`` with the reason
+``kind_not_supported``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ SCALE = 1000
 
 
 def run_case(case: Case) -> dict[str, Any]:
-    """``{"id", "result", "reasons"}`` of one case; ``result`` is None with a reason where it cannot be judged."""
+    """``{"id", "result", "reasons"}`` of one case; ``result`` is None with a reason where it cannot be
+    judged.
+    """
     runner = _RUNNERS.get(case.get("kind", ""))
     if runner is None:
         return {"id": case.get("id"), "result": None, "reasons": ["kind_not_supported"]}
@@ -93,7 +96,9 @@ def build_trees(case: Case) -> dict[tuple[str, str], QuotaTree]:
     return trees
 
 
-def _by_node(case: Case, value: Callable[[QuotaTree, str], int]) -> dict[str, dict[str, dict[str, int | float]]]:
+def _by_node(
+    case: Case, value: Callable[[QuotaTree, str], int]
+) -> dict[str, dict[str, dict[str, int | float]]]:
     answer: dict[str, dict[str, dict[str, int | float]]] = {}
     for (flavour, resource), tree in build_trees(case).items():
         for node_id in tree.nodes:

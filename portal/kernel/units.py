@@ -1,7 +1,8 @@
 """Units of the whole product: milli-GPU, GPU-milliseconds and micro-currency, all integers.
 
-``milli_gpu``: 1000 is one whole card. ``gpu_ms``: a whole card for one millisecond. ``micro``: a millionth of the
-currency unit. Floats never carry any of them. Pure Python: engines import this module and nothing else of ours.
+``milli_gpu``: 1000 is one whole card. ``gpu_ms``: a whole card for one millisecond. ``micro``: a millionth
+of the currency unit. Floats never carry any of them. Pure Python: engines import this module and nothing
+else of ours.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 
 def scaled_int(value: Decimal | int | str, scale: int) -> int:
-    """``value`` times ``scale`` as an exact integer; ValueError when it is not one, not a number or not finite.
+    """``value`` times ``scale`` as an exact integer; ValueError when it is not one, not a number or not
+    finite.
 
     Floats are refused on purpose: they cannot say whether 0.1 was meant.
     """
@@ -88,7 +90,9 @@ def to_ms(moment: datetime) -> int:
 
 
 def from_ms(moment_ms: int) -> datetime:
-    """The aware UTC time of a number of milliseconds since 1970; exact inverse of ``to_ms`` at millisecond grain."""
+    """The aware UTC time of a number of milliseconds since 1970; exact inverse of ``to_ms`` at millisecond
+    grain.
+    """
     return EPOCH + timedelta(milliseconds=moment_ms)
 
 

@@ -1,9 +1,11 @@
 """What a department may still start, and which level says no.
 
-Availability follows the borrowing formula (see ``tree``); caps and the non-interruptible rule look at the totals:
+Availability follows the borrowing formula (see ``tree``); caps and the non-interruptible rule look at the
+totals:
     admitted  ⇔  total + r ≤ cap on every ancestor
              and r ≤ available(leaf)
-             and, for work that may not be interrupted, total_noninterruptible + r ≤ guarantee on every ancestor
+             and, for work that may not be interrupted, total_noninterruptible + r ≤ guarantee on every
+             ancestor
 Source: BEHAVIOUR 4 and 5 (Admission), cases_quota.json.
 """
 
@@ -21,7 +23,9 @@ Rule = Literal["hard_cap", "guarantee", "borrow_limit", "subtree_quota"]
 
 @dataclass(frozen=True, slots=True)
 class LevelCheck:
-    """One rule at one level: ``used + requested ≤ limit``. ``requested`` is the part that reaches the level."""
+    """One rule at one level: ``used + requested ≤ limit``. ``requested`` is the part that reaches the
+    level.
+    """
 
     level: NodeId
     rule: Rule
@@ -41,7 +45,9 @@ class LevelCheck:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The answer to one ask: ``blocking`` is the first level, leaf first, whose rule fails; ``checks`` are all."""
+    """The answer to one ask: ``blocking`` is the first level, leaf first, whose rule fails; ``checks`` are
+    all.
+    """
 
     fits: bool
     blocking: LevelCheck | None
@@ -94,7 +100,9 @@ def max_possible(tree: QuotaTree, node_id: NodeId) -> int:
 
 
 def cap_checks(tree: QuotaTree, node_id: NodeId, amount: int, *, interruptible: bool) -> list[LevelCheck]:
-    """Hard caps, and for non-interruptible work the guarantees, on the node and every ancestor, leaf first."""
+    """Hard caps, and for non-interruptible work the guarantees, on the node and every ancestor, leaf
+    first.
+    """
     checks: list[LevelCheck] = []
     path = tree.path(node_id)
     for step in path:
@@ -112,7 +120,8 @@ def cap_checks(tree: QuotaTree, node_id: NodeId, amount: int, *, interruptible: 
 
 
 def borrow_checks(tree: QuotaTree, node_id: NodeId, amount: int) -> list[LevelCheck]:
-    """The availability formula unrolled by level: every check holds exactly when ``amount`` ≤ ``available_raw``.
+    """The availability formula unrolled by level: every check holds exactly when ``amount`` ≤
+    ``available_raw``.
 
     ``requested`` falls on the way up by what a level still keeps for itself, and may fall below 0 there.
     """
@@ -155,7 +164,9 @@ def borrowed(tree: QuotaTree, node_id: NodeId, amount: int = 0) -> int:
 
 
 def over_by(tree: QuotaTree, node_id: NodeId) -> int:
-    """By how much the node is over its hard cap, or over what its quota and borrowing allow, after limits fell."""
+    """By how much the node is over its hard cap, or over what its quota and borrowing allow, after limits
+    fell.
+    """
     node, counters = tree.nodes[node_id], tree.counters[node_id]
     over = [-available_raw(tree, node_id)]
     if node.hard_cap is not None:

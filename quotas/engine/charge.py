@@ -1,7 +1,8 @@
 """How much of a card an ask is charged, in milli-GPU: one formula for waiting, running and billing.
 
 whole card  1000
-fraction    max(compute share, memory share), the memory share rounded down: n equal shares of a card never sum
+fraction    max(compute share, memory share), the memory share rounded down: n equal shares of a card never
+sum
             past 1000; the memory itself is counted in MiB beside it
 MIG slice   floor(1000 × compute slices / compute slices per card): seven 1g of seven make 994, 6 are stranded
 """
@@ -24,7 +25,12 @@ def whole_charge(gpus: int) -> int:
 
 def fraction_charge(compute_milli: int, memory_mib: int, card_memory_mib: int) -> int:
     """Charge of a share of one card: 1 … 1000. ChargeError when either share is not within the card."""
-    if compute_milli < 0 or memory_mib < 0 or card_memory_mib <= 0 or (compute_milli == 0 and memory_mib == 0):
+    if (
+        compute_milli < 0
+        or memory_mib < 0
+        or card_memory_mib <= 0
+        or (compute_milli == 0 and memory_mib == 0)
+    ):
         raise ChargeError("a fraction needs a positive share")
     if compute_milli > MILLI_PER_GPU or memory_mib > card_memory_mib:
         raise ChargeError("a fraction cannot exceed its card")

@@ -1,6 +1,8 @@
-"""Fair shares: dividing capacity among departments, how much a department borrows, and how fast old use is forgotten.
+"""Fair shares: dividing capacity among departments, how much a department borrows, and how fast old use is
+forgotten.
 
-Exact arithmetic throughout (``Fraction``): with floats the odd unit flips between equal claims from cycle to cycle.
+Exact arithmetic throughout (``Fraction``): with floats the odd unit flips between equal claims from cycle
+to cycle.
 Source: BEHAVIOUR 5 (Fair share), cases_fairshare.json.
 """
 
@@ -54,9 +56,9 @@ class Division:
 def divide(total: Number, claims: Iterable[Claim], *, k: Number = 0, unit: int = 1) -> Division:
     """Divide ``total`` among the top claims, and each share among its children, in three passes.
 
-    (1) min(deserved, demand) for all, even past ``total``; (2) per priority band the surplus by weight in whole
-    ``unit``s, remembering fractions; (3) what is left unit by unit to the largest fraction, then older, then smaller
-    id, never past the demand. ``k`` is the strength of history.
+    (1) min(deserved, demand) for all, even past ``total``; (2) per priority band the surplus by weight in
+    whole ``unit``s, remembering fractions; (3) what is left unit by unit to the largest fraction, then
+    older, then smaller id, never past the demand. ``k`` is the strength of history.
     """
     by_parent: dict[NodeId | None, list[Claim]] = {}
     for claim in claims:
@@ -85,7 +87,9 @@ def _divide_level(
     return left
 
 
-def _surplus(band: Sequence[Claim], share: dict[NodeId, Number], left: Number, k: Number, unit: int) -> Number:
+def _surplus(
+    band: Sequence[Claim], share: dict[NodeId, Number], left: Number, k: Number, unit: int
+) -> Number:
     fractions: dict[NodeId, Fraction] = {}
     again = True
     while again and left > 0:
@@ -132,7 +136,9 @@ def _portions(hungry: Sequence[Claim], k: Number) -> dict[NodeId, Fraction]:
 
 @dataclass(frozen=True, slots=True)
 class BorrowShare:
-    """Share of borrowed capacity of a node: ``value`` per mille rounded up, None = infinite (weight 0, borrowing)."""
+    """Share of borrowed capacity of a node: ``value`` per mille rounded up, None = infinite (weight 0,
+    borrowing).
+    """
 
     value: int | None
     resource: str | None
@@ -146,10 +152,11 @@ def borrow_share(
     weight: Number = 1,
     extra: Mapping[str, Sequence[int]] | None = None,
 ) -> BorrowShare:
-    """How far a node reaches into what others own. ``trees`` and ``extra`` are by resource, one entry per flavour.
+    """How far a node reaches into what others own. ``trees`` and ``extra`` are by resource, one entry per
+    flavour.
 
-    Per resource: Σ flavours max(0, use + extra − subtree quota) ÷ Σ flavours (most the parent could use) × 1000; the
-    largest over the resources, divided by the weight. A root has 0.
+    Per resource: Σ flavours max(0, use + extra − subtree quota) ÷ Σ flavours (most the parent could use) ×
+    1000; the largest over the resources, divided by the weight. A root has 0.
     """
     best: tuple[Fraction, str] | None = None
     for resource in sorted(trees):

@@ -1,8 +1,9 @@
 """Which acceptable flavour an ask takes: the ordered search with borrow and preempt stops.
 
-mode of a flavour: fit if request ≤ nominal − used, borrow if ≤ that + borrowable, preempt if ≤ that + evictable, else
-none. ``fit`` ends the search and wins; ``borrow`` (``preempt``) ends it where the policy says stop; otherwise the best
-so far by preference is kept, the earlier one on a tie. Source: cases_quota.json, kind flavour_choice.
+mode of a flavour: fit if request ≤ nominal − used, borrow if ≤ that + borrowable, preempt if ≤ that +
+evictable, else none. ``fit`` ends the search and wins; ``borrow`` (``preempt``) ends it where the policy
+says stop; otherwise the best so far by preference is kept, the earlier one on a tie. Source:
+cases_quota.json, kind flavour_choice.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _RANKS: dict[str, dict[Mode, int]] = {
 
 @dataclass(frozen=True, slots=True)
 class FlavourRoom:
-    """One flavour as the department sees it; ``borrowable`` and ``evictable`` are further units beyond nominal."""
+    """One flavour as the department sees it; ``borrowable`` and ``evictable`` are further units beyond
+    nominal.
+    """
 
     id: str
     nominal: int

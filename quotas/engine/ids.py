@@ -1,4 +1,6 @@
-"""Names of nodes in pure trees: database ids (int) or the labels of a case file (str), with one order over both."""
+"""Names of nodes in pure trees: database ids (int) or the labels of a case file (str), with one order over
+both.
+"""
 
 from __future__ import annotations
 

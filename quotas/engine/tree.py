@@ -10,7 +10,8 @@ Counters per node:
     charged  U = direct use + Σ max(0, charged(c) − kept(c))   what reached this node
     total      = all use in the subtree
     total_noninterruptible = the part of it that may not be interrupted
-Invariant: the identities above hold after every ``add`` and ``remove``. Source: BEHAVIOUR 4, cases_quota.json.
+Invariant: the identities above hold after every ``add`` and ``remove``. Source: BEHAVIOUR 4,
+cases_quota.json.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class TreeError(ValueError):
 class QuotaNode:
     """Limits and counters of one department for one flavour. ``None`` = unlimited, 0 = none.
 
-    ``guarantee`` contains the children's; give ``own`` instead where only the node's own part is known (case files).
+    ``guarantee`` contains the children's; give ``own`` instead where only the node's own part is known
+    (case files).
     ``weight`` is the over-quota weight.
     """
 
@@ -128,7 +130,9 @@ class QuotaTree:
         return found
 
     def add(self, node_id: NodeId, amount: int, *, interruptible: bool = True) -> None:
-        """Book ``amount`` ≥ 0 of use at a node; what exceeds a node's kept part is charged to its parent too."""
+        """Book ``amount`` ≥ 0 of use at a node; what exceeds a node's kept part is charged to its parent
+        too.
+        """
         _check_amount(amount)
         rising = amount
         for step in self.path(node_id):
@@ -141,7 +145,9 @@ class QuotaTree:
             rising = max(0, rising - local)
 
     def remove(self, node_id: NodeId, amount: int, *, interruptible: bool = True) -> None:
-        """Take ``amount`` ≥ 0 of use away again, undoing ``add``. TreeError when a counter would fall below 0."""
+        """Take ``amount`` ≥ 0 of use away again, undoing ``add``. TreeError when a counter would fall below
+        0.
+        """
         _check_amount(amount)
         path = self.path(node_id)
         for step in path:
@@ -159,7 +165,9 @@ class QuotaTree:
             falling = min(falling, above_kept)
 
     def recharge(self) -> None:
-        """Recompute ``charged`` everywhere from the totals: needed after limits changed, a no-op otherwise."""
+        """Recompute ``charged`` everywhere from the totals: needed after limits changed, a no-op
+        otherwise.
+        """
         for node_id in self.post_order:
             below = self.children[node_id]
             direct = self.counters[node_id].total - sum(self.counters[child].total for child in below)
@@ -182,9 +190,15 @@ class QuotaTree:
         """An independent tree with the same limits and counters (limits are shared: they never change)."""
         twin = QuotaTree.__new__(QuotaTree)
         twin.nodes, twin.children, twin.roots = self.nodes, self.children, self.roots
-        twin.post_order, twin.own, twin.subtree, twin.kept = self.post_order, self.own, self.subtree, self.kept
+        twin.post_order, twin.own, twin.subtree, twin.kept = (
+            self.post_order,
+            self.own,
+            self.subtree,
+            self.kept,
+        )
         twin.counters = {
-            node_id: Counters(c.charged, c.total, c.total_noninterruptible) for node_id, c in self.counters.items()
+            node_id: Counters(c.charged, c.total, c.total_noninterruptible)
+            for node_id, c in self.counters.items()
         }
         return twin
 

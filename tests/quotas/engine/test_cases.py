@@ -40,8 +40,10 @@ def assert_same(want: Any, got: Any, path: str = "") -> None:
 def test_case(case: dict[str, Any]) -> None:
     outcome = run_case(case)
     assert outcome["reasons"] == []
-    assert_same(case["expected"] if case["kind"] != "level_fairshare" else {"level_fs": case["expected"]["level_fs"]},
-                outcome["result"])
+    assert_same(
+        case["expected"] if case["kind"] != "level_fairshare" else {"level_fs": case["expected"]["level_fs"]},
+        outcome["result"],
+    )
     if case["kind"] == "available":
         assert outcome["result"]["probes"] == [probe["fits"] for probe in case.get("probes", [])]
 
