@@ -1,0 +1,131 @@
+"""Bringing the database up to date, and what only the first start makes: the administrator and this machine's
+code."""
+
+import importlib
+import os
+import pkgutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+MIGRATION_LOCK = 0x6770_7570  # advisory lock: two starts on one outside database migrate one after the other
+
+
+def shipped_migrations() -> set[tuple[str, str]]:
+    """(application, name) of every migration on disk, found by file names alone: no module is imported."""
+    from django.apps import apps
+    from django.conf import settings
+
+    found: set[tuple[str, str]] = set()
+    for config in apps.get_app_configs():
+        module_name = settings.MIGRATION_MODULES.get(config.label, f"{config.name}.migrations")
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError:
+            continue
+        for item in pkgutil.iter_modules(module.__path__):
+            if not item.ispkg and item.name[0] not in "_~":
+                found.add((config.label, item.name))
+    return found
+
+
+def applied_migrations() -> set[tuple[str, str]]:
+    """(application, name) of every migration that the database has."""
+    from django.db import connection
+
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT to_regclass('django_migrations') IS NOT NULL")
+        row = cursor.fetchone()
+        if not row or not row[0]:
+            return set()
+        cursor.execute("SELECT app, name FROM django_migrations")
+        return {(app, name) for app, name in cursor.fetchall()}
+
+
+def migrate(say: Callable[[str], None]) -> bool:
+    """Apply what is pending; True when something was. A database from a newer version is refused with
+    SystemExit."""
+    from django.core.management import call_command
+    from django.db import connection
+
+    shipped = shipped_migrations()
+    applied = applied_migrations()
+    ours = {app for app, _ in shipped}
+    unknown = {(app, name) for app, name in applied - shipped if app in ours}
+    if unknown and not _squashed(unknown):
+        app, name = min(unknown)
+        raise SystemExit(
+            f"the database was written by a newer version (it has {app}.{name}); install that version again."
+        )
+    pending = shipped - applied
+    if not pending:
+        return False
+    say(f"{len(pending)} migrations" if applied else "new database")
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_lock(%s)", [MIGRATION_LOCK])
+    try:
+        call_command("migrate", interactive=False, verbosity=0, skip_checks=True)
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_unlock(%s)", [MIGRATION_LOCK])
+    return True
+
+
+def _squashed(unknown: set[tuple[str, str]]) -> bool:
+    """Whether the migrations that are in the database only were replaced by ones on disk."""
+    from django.db.migrations.loader import MigrationLoader
+
+    loader = MigrationLoader(None, ignore_no_initial=True)
+    replaced = {item for migration in loader.disk_migrations.values() for item in migration.replaces}
+    return unknown <= replaced
+
+
+def prepare(what: dict[str, Any], report: Callable[..., None]) -> int:
+    """Migrate; then make the administrator where there is nobody, and the enrolment code of this machine's
+    agent.
+
+    `what`: demo (bool), password (str, used when the administrator is made), login (str), agent_state (folder
+    path), code_file (path where a code is written, mode 0600). Reports `say` texts and at last `made` (bool).
+    """
+
+    def say(text: str) -> None:
+        report(say=text)
+
+    migrate(say)
+    made = False
+    if not what["demo"]:
+        made = first_administrator(what["login"], what["password"])
+    report(made=made, agent=agent_code(Path(what["agent_state"]), Path(what["code_file"]), say))
+    return 0
+
+
+def first_administrator(login: str, password: str) -> bool:
+    """Make the administrator of an installation without people; False where somebody is there already."""
+    from django.contrib.auth import get_user_model
+
+    if get_user_model()._default_manager.exists():
+        return False
+    from portal.accounts.services import first_administrator_create
+
+    first_administrator_create(login=login, password=password)
+    return True
+
+
+def agent_code(state: Path, code_file: Path, say: Callable[[str], None]) -> bool:
+    """Write a one-time code for this machine's agent unless it has enrolled before; whether the agent can
+    run."""
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if any(state.glob("*.json")):
+        return True
+    try:
+        from pool.services.enrolment import enrolment_code_create
+    except ImportError:
+        say("this version has no agent for this machine; it runs without one")
+        return False
+    from portal.ops.actor import system_actor
+
+    code = enrolment_code_create(acting_user=system_actor("up"), note="this machine")
+    descriptor = os.open(code_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as handle:
+        handle.write(code)
+    return True

@@ -1,0 +1,9 @@
+"""`manage.py demo_remove`: listed here for `manage.py help`; manage.py itself runs it without importing Django."""
+
+from portal.up.command import UpCommand
+
+
+class Command(UpCommand):
+    """See `portal.up.cli`."""
+
+    name = "demo_remove"
