@@ -1,0 +1,1 @@
+"""What it does, and whether it is well used."""

@@ -1,0 +1,1 @@
+"""Live telemetry: ingest from agents, the hub to browsers."""

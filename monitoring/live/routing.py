@@ -1,0 +1,7 @@
+"""Browser sockets of this room."""
+
+from __future__ import annotations
+
+from typing import Any
+
+websocket_urlpatterns: list[Any] = []

@@ -1,0 +1,5 @@
+"""Models of monitoring."""
+
+from monitoring.models.telemetry import GpuEvent, GpuRollup, GpuSample, GpuState, NodeState
+
+__all__ = ["GpuEvent", "GpuRollup", "GpuSample", "GpuState", "NodeState"]

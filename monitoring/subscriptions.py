@@ -1,0 +1,3 @@
+"""What monitoring listens to in the outbox."""
+
+from __future__ import annotations

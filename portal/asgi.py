@@ -1,0 +1,17 @@
+"""ASGI: pages and API by Django, sockets by Channels."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.settings")
+
+import portal.celery  # noqa: F401  (shared tasks find their application)
+from django.core.asgi import get_asgi_application
+
+django_application = get_asgi_application()
+
+from channels.routing import ProtocolTypeRouter  # noqa: E402
+from portal.sockets import websocket_application  # noqa: E402
+
+application = ProtocolTypeRouter({"http": django_application, "websocket": websocket_application})

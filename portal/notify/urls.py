@@ -1,0 +1,8 @@
+"""Pages of this room."""
+
+from __future__ import annotations
+
+from typing import Any
+
+app_name = "notify"
+urlpatterns: list[Any] = []

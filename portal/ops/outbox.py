@@ -1,0 +1,45 @@
+"""The outbox's two sides: services add events, upper rooms subscribe to topics.
+
+Delivery is at least once. A handler takes the payload, is idempotent, and may be any dotted path to a function
+`handler(payload: dict) -> None`. A handler that fails is tried again with growing pauses; after 10 attempts the
+event stays open with its error and an incident tells.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from django.db import transaction
+
+from portal.kernel.clock import now
+from portal.ops.models import OutboxEvent
+
+_subscribers: dict[str, list[str]] = defaultdict(list)
+
+
+def subscribe(topic: str, handler: str) -> None:
+    """Register a dotted handler for a topic (from AppConfig.ready); the same pair counts once."""
+    if handler not in _subscribers[topic]:
+        _subscribers[topic].append(handler)
+
+
+def subscribers(topic: str) -> list[str]:
+    """Handlers of a topic in order of registration."""
+    return list(_subscribers.get(topic, []))
+
+
+def outbox_add(topic: str, payload: dict[str, Any], *, key: str = "") -> OutboxEvent:
+    """Add an event inside the caller's transaction; delivery is poked after commit."""
+    if not transaction.get_connection().in_atomic_block:
+        raise RuntimeError("an outbox row belongs to the transaction of the change it tells of")
+    event = OutboxEvent.objects.create(topic=topic, payload=payload, key=key, created_at=now(), available_at=now())
+    transaction.on_commit(_poke, robust=True)
+    return event
+
+
+def _poke() -> None:
+    """Ask a worker to deliver soon. Losing the poke costs a few seconds: beat delivers too."""
+    from portal.ops.tasks import deliver_outbox
+
+    deliver_outbox.apply_async(ignore_result=True, retry=False)

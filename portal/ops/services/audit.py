@@ -1,0 +1,45 @@
+"""Write the audit trail. Called by every service inside its own transaction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import transaction
+
+from portal.kernel.clock import now
+from portal.ops.actor import Actor
+from portal.ops.models import AuditEvent
+
+
+def audit_record(
+    *,
+    acting_user: Actor,
+    action: str,
+    subject: Any,
+    before: dict[str, Any] | None = None,
+    after: dict[str, Any] | None = None,
+    reason: str = "",
+    department_id: int | None = None,
+) -> AuditEvent:
+    """Record that `acting_user` did `action` on `subject` (a model instance with `uid` where it has one).
+
+    `before` and `after` hold only the fields that changed, JSON-ready, and never secrets.
+    """
+    if not transaction.get_connection().in_atomic_block:
+        raise RuntimeError("an audit row belongs to the transaction of the change it tells of")
+    return AuditEvent.objects.create(
+        at=now(),
+        action=action,
+        actor_id=acting_user.user_id,
+        actor_name=acting_user.name,
+        via=acting_user.via,
+        object_type=subject._meta.label_lower,
+        object_uid=getattr(subject, "uid", None),
+        object_label=str(subject)[:300],
+        department_id=department_id if department_id is not None else getattr(subject, "department_id", None),
+        before=before or {},
+        after=after or {},
+        reason=reason,
+        request_id=acting_user.request_id,
+        address=acting_user.address,
+    )

@@ -1,0 +1,34 @@
+"""All addresses of the installation. Rooms choose their own full paths."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+from django.urls import include, path
+from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerView
+
+from portal.api_v1 import urlpatterns as api_v1
+from portal.web import views
+
+handler400 = "portal.web.views.bad_request"
+handler403 = "portal.web.views.forbidden"
+handler404 = "portal.web.views.not_found"
+handler500 = "portal.web.views.server_error"
+
+urlpatterns = [
+    path("", views.home, name="home"),
+    path("healthz", views.healthz, name="healthz"),
+    path("readyz", views.readyz, name="readyz"),
+    path("help/", views.help_page, name="help"),
+    path("design/", views.design, name="design"),
+    path("i18n/", include("django.conf.urls.i18n")),
+    path("", include("portal.accounts.urls")),
+    path("", include("portal.notify.urls")),
+    path("", include("portal.ops.urls")),
+    path("", include("quotas.urls")),
+    path("", include("pool.urls")),
+    path("", include("monitoring.urls")),
+    path("api/v1/", include((api_v1, "api"), namespace="v1")),
+    path("api/schema/", SpectacularAPIView.as_view(api_version="v1"), name="api-schema"),
+    path("api/docs/", SpectacularSwaggerView.as_view(url_name="api-schema"), name="api-docs"),
+    path("admin/", admin.site.urls),
+]

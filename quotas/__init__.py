@@ -1,0 +1,1 @@
+"""Who may have how much, who asked, who agreed, what it costs."""

@@ -1,0 +1,154 @@
+"""Prices and the ledger. Money is micro currency (1 CNY = 1,000,000), time is GPU-milliseconds, all integers."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.contrib.postgres.constraints import ExclusionConstraint
+from django.contrib.postgres.fields import DateTimeRangeField, RangeOperators
+from django.db import models
+from django.db.models import F, Q, Value
+from django.db.models.functions import Coalesce
+from django.utils.translation import gettext_lazy as _
+
+from portal.kernel.clock import now
+from portal.kernel.models import PublicModel
+from quotas.models.flavour import GpuFlavour
+from quotas.models.request import CapacityRequest
+
+
+class PriceRate(PublicModel):
+    """Price of one GPU-hour of a flavour during a time; a site's own rate (site_code) beats the general one."""
+
+    flavour = models.ForeignKey(GpuFlavour, on_delete=models.PROTECT, related_name="rates")
+    site_code = models.CharField(max_length=48, blank=True)
+    micro_per_gpu_hour = models.BigIntegerField()
+    during = DateTimeRangeField()
+    book = models.CharField(max_length=48, blank=True, help_text="version of the price book it came with")
+    entered_by_name = models.CharField(max_length=200, blank=True)
+
+    class Meta:
+        constraints = [
+            ExclusionConstraint(
+                name="rate_one_at_a_time",
+                expressions=[
+                    ("flavour", RangeOperators.EQUAL),
+                    ("site_code", RangeOperators.EQUAL),
+                    ("during", RangeOperators.OVERLAPS),
+                ],
+            ),
+            models.CheckConstraint(condition=Q(micro_per_gpu_hour__gte=0), name="rate_not_negative"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.flavour} {self.micro_per_gpu_hour}"
+
+
+class UsageSpan(PublicModel):
+    """What pool told about one lease's holding of one GPU (or share): open until the GPU was seen free.
+
+    The ledger is cut from these. `key` is the lease's uid, so telling twice changes nothing. `accrued_to` is
+    how far the ledger has got.
+    """
+
+    key = models.UUIDField(unique=True)
+    request = models.ForeignKey(CapacityRequest, on_delete=models.PROTECT, related_name="usage_spans")
+    department = models.ForeignKey("accounts.Department", on_delete=models.PROTECT, related_name="usage_spans")
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="usage_spans")
+    flavour = models.ForeignKey(GpuFlavour, on_delete=models.PROTECT, related_name="usage_spans")
+    site_code = models.CharField(max_length=48, blank=True)
+    node_name = models.CharField(max_length=120, blank=True)
+    gpu_label = models.CharField(max_length=120, blank=True)
+    gpu_uid = models.UUIDField(null=True)
+    charge_milli = models.PositiveIntegerField()
+    started_at = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True, blank=True)
+    accrued_to = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(ended_at=None) | Q(ended_at__gte=F("started_at")), name="usage_span_order"
+            ),
+            models.CheckConstraint(condition=Q(charge_milli__lte=1000), name="usage_span_charge"),
+        ]
+        indexes = [
+            models.Index(fields=["accrued_to"], name="usage_span_open", condition=Q(ended_at=None)),
+            models.Index(fields=["department", "started_at"], name="usage_span_department"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.gpu_label} {self.charge_milli}"
+
+
+class LedgerEntry(models.Model):
+    """One slice of GPU time at one price on one local day. Insert-only (trigger in migration 0002).
+
+    `amount_micro = round_half_up(gpu_ms × micro_per_gpu_hour / 3,600,000)`; totals are sums of these rounded
+    rows everywhere. A correction is a new row with `corrects` set and signed figures.
+    """
+
+    class Kind(models.TextChoices):
+        USAGE = "usage", _("Usage")
+        CORRECTION = "correction", _("Correction")
+
+    id = models.BigAutoField(primary_key=True)
+    uid = models.UUIDField(unique=True)
+    kind = models.CharField(max_length=12, choices=Kind.choices, default=Kind.USAGE)
+    span = models.ForeignKey(UsageSpan, on_delete=models.PROTECT, null=True, related_name="entries")
+    request_id_ref = models.BigIntegerField(null=True, help_text="id of the capacity request")
+    department_id_ref = models.BigIntegerField()
+    department_path = models.CharField(max_length=600, help_text="names as they were then")
+    user_id_ref = models.BigIntegerField(null=True)
+    user_name = models.CharField(max_length=200, blank=True)
+    cost_code = models.CharField(max_length=48, blank=True)
+    flavour = models.ForeignKey(GpuFlavour, on_delete=models.PROTECT, related_name="ledger_entries")
+    flavour_name = models.CharField(max_length=120)
+    site_code = models.CharField(max_length=48, blank=True)
+    node_name = models.CharField(max_length=120, blank=True)
+    gpu_label = models.CharField(max_length=120, blank=True)
+    charge_milli = models.PositiveIntegerField(default=1000)
+    starts_at = models.DateTimeField()
+    ends_at = models.DateTimeField()
+    local_day = models.DateField(help_text="in the billing time zone")
+    gpu_ms = models.BigIntegerField()
+    micro_per_gpu_hour = models.BigIntegerField()
+    rate_uid = models.UUIDField(null=True, help_text="price version; null: no price was set (counted as 0)")
+    amount_micro = models.BigIntegerField()
+    currency = models.CharField(max_length=3)
+    corrects = models.ForeignKey("self", on_delete=models.PROTECT, null=True, related_name="corrections")
+    reason = models.TextField(blank=True)
+    booked_at = models.DateTimeField(default=now)
+    booked_month = models.DateField(help_text="first day of the month in whose books it stands")
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                Coalesce(F("span"), Value(0)), F("starts_at"), condition=Q(kind="usage"), name="ledger_once"
+            ),
+            models.CheckConstraint(condition=Q(ends_at__gte=F("starts_at")), name="ledger_order"),
+            models.CheckConstraint(
+                condition=Q(kind="correction", corrects__isnull=False) | Q(kind="usage", gpu_ms__gte=0),
+                name="ledger_kind",
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["booked_month", "department_id_ref", "flavour"], name="ledger_month"),
+            models.Index(fields=["local_day"], name="ledger_day"),
+            models.Index(fields=["department_id_ref", "local_day"], name="ledger_department"),
+            models.Index(fields=["request_id_ref"], name="ledger_request"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.local_day} {self.department_path} {self.amount_micro}"
+
+
+class LedgerMonth(models.Model):
+    """A month of the books; a closed one takes only corrections booked in a later month."""
+
+    month = models.DateField(primary_key=True)
+    closed_at = models.DateTimeField(null=True, blank=True)
+    closed_by_name = models.CharField(max_length=200, blank=True)
+    totals = models.JSONField(default=dict)
+
+    def __str__(self) -> str:
+        return f"{self.month:%Y-%m}"

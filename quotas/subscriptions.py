@@ -1,0 +1,3 @@
+"""What quotas listens to in the outbox."""
+
+from __future__ import annotations
