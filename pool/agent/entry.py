@@ -1,0 +1,22 @@
+"""The first code to run: the two inner programs are told apart here with few imports, as every job pays for
+one."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the shim, the collector's child, or the command line."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["_shim"] and len(arguments) == 2:
+        from pool.agent import shim
+
+        return shim.main(arguments[1])
+    if arguments[:1] == ["_collect"]:
+        from pool.agent import collector
+
+        return collector.child_main()
+    from pool.agent import cli
+
+    return cli.main(arguments)

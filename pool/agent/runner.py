@@ -1,0 +1,341 @@
+"""The agent itself: one event loop with the connection, the sampler and the jobs' keeper side by side.
+
+Each of them goes on when another fails: jobs run and samples spool while the installation is away, and a
+broken NVML stops neither. Nothing is decided here: what is reported waits in the outbox until the
+installation has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import logging
+import os
+import random
+import signal
+import time
+from typing import Any
+
+from pool.agent import PROTOCOL, VERSION, accounts, config, facts, files, ws
+from pool.agent.collector import DOWN_REASON, Collector
+from pool.agent.jobs import Jobs
+from pool.agent.kmsg import KernelLog
+from pool.agent.nvml import utc_now
+from pool.agent.outbox import Outbox
+from pool.agent.telemetry import Telemetry, event
+
+log = logging.getLogger("gpupool.agent")
+
+HEARTBEAT_SECONDS = 5.0
+SAMPLE_SECONDS = 10.0
+JOB_POLL_SECONDS = 0.25
+INVENTORY_SECONDS = 60.0
+SILENCE_SECONDS = 45.0
+BACKOFF = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+REFUSED_BACKOFF = 60.0
+
+
+class AlreadyRunning(Exception):
+    """Another agent holds this state folder."""
+
+
+class Agent:
+    """Everything one node runs. ``run`` returns when ``stop`` was called."""
+
+    def __init__(self, state_dir: str, settings: config.Config) -> None:
+        config.prepare(state_dir)
+        self._lock = os.open(os.path.join(state_dir, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise AlreadyRunning(state_dir) from error
+        self.state_dir = state_dir
+        self.settings = settings
+        self.outbox = Outbox(os.path.join(state_dir, "outbox"), settings.spool_mib * 1024 * 1024)
+        work_root = config.work_root(state_dir, settings)
+        self.jobs = Jobs(state_dir, work_root, self.outbox, settings.job_account)
+        self.jobs.log_limit = settings.log_limit_mib * 1024 * 1024
+        self.jobs.adopt()
+        self.telemetry = Telemetry(self.jobs)
+        self.collector = Collector()
+        self.kernel_log = KernelLog(os.environ.get("GPUPOOL_KMSG", "/dev/kmsg"))
+        self.load = facts.HostLoad()
+        self.nvml: dict[str, Any] = {"ok": False, "reason": "starting"}
+        self.software: dict[str, Any] = {"driver": None, "cuda": None}
+        self.heartbeat_s = HEARTBEAT_SECONDS
+        self.sample_s = SAMPLE_SECONDS
+        self.socket: ws.WebSocket | None = None
+        self.welcomed = False
+        self.refusal: dict[str, Any] | None = None
+        self._wake = asyncio.Event()
+        self._done = asyncio.Event()
+        self._broken_told = 0
+        self.outbox.on_message.append(self._wake.set)
+
+    # -- messages --------------------------------------------------------------------------------------------
+
+    def hello(self) -> dict[str, Any]:
+        details = facts.machine()
+        details.update(self.software, nvml=self.nvml, kernel_log=self.kernel_log.readable)
+        return {
+            "t": "hello",
+            "v": PROTOCOL,
+            "agent_version": VERSION,
+            "boot_id": facts.boot_id(),
+            "hostname": facts.hostname(),
+            "machine_id": facts.machine_id(self.state_dir),
+            "now": utc_now(),
+            "run_as": {"root": os.geteuid() == 0, "user": accounts.own_name()},
+            "facts": details,
+            "gpus": self.telemetry.gpus,
+            "jobs": self.jobs.describe(),
+            "spool": {"waiting": self.outbox.vital.waiting, "samples_dropped": self.outbox.samples.dropped},
+        }
+
+    async def send(self, message: dict[str, Any]) -> None:
+        if self.socket is not None:
+            await self.socket.send(json.dumps(message, ensure_ascii=False, separators=(",", ":")))
+
+    async def handle(self, message: dict[str, Any]) -> None:
+        """One message of the installation. An order is acknowledged once its folder is on disk."""
+        kind = message.get("t")
+        if kind == "ack":
+            self.outbox.acknowledge(int(message["seq"]))
+            self._wake.set()
+        elif kind == "welcome":
+            self.welcomed = True
+            self.refusal = None
+            self.heartbeat_s = float(message.get("heartbeat_s") or HEARTBEAT_SECONDS)
+            self.sample_s = max(0.2, float(message.get("sample_s") or SAMPLE_SECONDS))
+            self.jobs.account_map = dict(message.get("accounts") or {})
+            self._wake.set()
+        elif kind == "start":
+            self.jobs.start(str(message["allocation"]), int(message["member"]), message.get("spec") or {})
+        elif kind == "stop":
+            grace = message.get("grace_s")
+            self.jobs.stop(
+                str(message["allocation"]),
+                int(message.get("member") or 0),
+                str(message.get("signal") or "SIGTERM"),
+                10.0 if grace is None else float(grace),
+            )
+        elif kind == "check_free":
+            await self._check_free(str(message["allocation"]), list(message.get("gpu_uuids") or []))
+        elif kind == "refused":
+            self.refusal = {"code": message.get("code"), "detail": message.get("detail")}
+        if kind in ("start", "stop", "check_free") and message.get("command"):
+            await self.send({"t": "command_ack", "command": message["command"]})
+
+    async def _check_free(self, allocation: str, uuids: list[str]) -> None:
+        answer = await self.collector.ask("sample") if uuids else {"ok": True, "rows": []}
+        found = self.telemetry.check_free(uuids, answer, allocation)
+        self.outbox.put({"t": "free", "allocation": allocation, "gpus": found})
+
+    # -- connection ------------------------------------------------------------------------------------------
+
+    async def _connection(self) -> None:
+        failures = 0
+        while not self._done.is_set():
+            self.welcomed = False
+            try:
+                await self._one_connection()
+            except ws.HandshakeRefused as error:
+                if error.status in (401, 403):
+                    self.refusal = {"code": f"http_{error.status}", "detail": error.reason}
+                log.warning("the installation refused the connection: %s", error)
+            except ws.Closed as error:
+                if error.code in (4401, 4403) and self.refusal is None:
+                    self.refusal = {"code": f"close_{error.code}", "detail": error.reason}
+                log.info("connection closed: %s", error)
+            except (ws.WebSocketError, OSError, ValueError, asyncio.TimeoutError) as error:
+                log.info("no connection: %s", error)
+            finally:
+                if self.socket is not None:
+                    self.socket.abort()
+                    self.socket = None
+            failures = 0 if self.welcomed else failures + 1
+            pause = REFUSED_BACKOFF if self.refusal else BACKOFF[min(failures, len(BACKOFF) - 1)]
+            pause *= random.uniform(0.5, 1.0)
+            self._write_status()
+            await self._sleep(pause)
+
+    async def _one_connection(self) -> None:
+        headers = {"Authorization": f"Bearer {self.settings.token}", "User-Agent": f"gpupool-agent/{VERSION}"}
+        self.socket = socket = await ws.connect(self.settings.ws_url, headers, self.settings.ca_file)
+        self.outbox.rewind()
+        tasks = [asyncio.ensure_future(self._reader(socket))]
+        try:
+            await self.send(self.hello())
+            deadline = time.monotonic() + 30
+            while not self.welcomed and time.monotonic() < deadline and not tasks[0].done():
+                await asyncio.sleep(0.02)
+            if self.welcomed:
+                log.info("connected as node %s", self.settings.node_uid)
+                self._write_status()
+                tasks.append(asyncio.ensure_future(self._sender(socket)))
+                tasks.append(asyncio.ensure_future(self._heart(socket)))
+            elif not tasks[0].done():
+                raise ws.WebSocketError("no welcome")
+            tasks.append(asyncio.ensure_future(self._done.wait()))
+            finished, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if self._done.is_set():
+                await socket.close(1001, "agent stops")
+            for task in finished:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _reader(self, socket: ws.WebSocket) -> None:
+        while True:
+            message = json.loads(await socket.receive())
+            if isinstance(message, dict):
+                try:
+                    await self.handle(message)
+                except (KeyError, TypeError, ValueError) as error:
+                    log.warning("an order that cannot be read: %s (%r)", message.get("t"), error)
+
+    async def _sender(self, socket: ws.WebSocket) -> None:
+        while True:
+            self._wake.clear()
+            text = self.outbox.next()
+            if text is None:
+                await self._wake.wait()
+            else:
+                await socket.send(text)
+
+    async def _heart(self, socket: ws.WebSocket) -> None:
+        while True:
+            await self.send({"t": "heartbeat", "now": utc_now()})
+            await socket.ping()
+            if asyncio.get_event_loop().time() - socket.last_received > SILENCE_SECONDS:
+                raise ws.WebSocketError("the installation is silent")
+            self._write_status()
+            await asyncio.sleep(self.heartbeat_s)
+
+    # -- the other loops -------------------------------------------------------------------------------------
+
+    async def _sampler(self) -> None:
+        next_inventory = 0.0
+        while not self._done.is_set():
+            began = time.monotonic()
+            if began >= next_inventory:
+                await self._take_inventory()
+                next_inventory = began + INVENTORY_SECONDS
+            if self.nvml["ok"]:
+                answer = await self.collector.ask("sample")
+                if answer.get("ok"):
+                    rows = answer["rows"]
+                    events = self.telemetry.digest(rows)
+                    self.outbox.put({"t": "samples", "rows": rows, "host": self.load.read()})
+                    for item in events:
+                        self.outbox.put(item)
+                    if any(item["kind"] in ("gpu_lost", "gpu_back") for item in events):
+                        next_inventory = 0.0
+                else:
+                    self._nvml_is(False, str(answer.get("reason")))
+                    next_inventory = began + 5.0
+            else:
+                self.outbox.put({"t": "samples", "rows": [], "host": self.load.read()})
+            for item in self.telemetry.xid_events(self.kernel_log.read()):
+                self.outbox.put(item)
+            await self._sleep(max(0.05, self.sample_s - (time.monotonic() - began)))
+
+    async def _take_inventory(self) -> None:
+        answer = await self.collector.ask("inventory")
+        if answer.get("ok"):
+            changed = self.telemetry.inventory(answer)
+            self.software = {"driver": answer.get("driver"), "cuda": answer.get("cuda")}
+            changed = self._nvml_is(True, None) or changed
+        else:
+            changed = self._nvml_is(False, str(answer.get("reason")))
+        if changed and self.welcomed:
+            await self._say_hello_again()
+
+    async def _say_hello_again(self) -> None:
+        try:
+            await self.send(self.hello())
+        except ws.Closed:
+            return  # the connection's own task deals with it; the next connection says hello anyway
+
+    def _nvml_is(self, ok: bool, reason: str | None) -> bool:
+        """Remember NVML's state; True when it changed. A collector that breaks is one event."""
+        if reason == DOWN_REASON and self.collector.breaks > self._broken_told:
+            self._broken_told = self.collector.breaks
+            self.outbox.put(event("nvml_broken", utc_now(), None, {"reason": reason}))
+        changed = self.nvml != {"ok": ok, "reason": reason}
+        self.nvml = {"ok": ok, "reason": reason}
+        return changed
+
+    async def _keeper(self) -> None:
+        cleaned = 0.0
+        while not self._done.is_set():
+            try:
+                self.jobs.poll()
+                if time.monotonic() - cleaned > 3600:
+                    self.jobs.forget_old()
+                    cleaned = time.monotonic()
+            except OSError as error:  # a full disk must not end the agent: the files keep the truth
+                log.error("jobs: %s", error)
+            await self._sleep(JOB_POLL_SECONDS)
+
+    async def _sleep(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self._done.wait(), seconds)
+        except asyncio.TimeoutError:
+            return
+
+    def _write_status(self) -> None:
+        """What ``status`` prints; no secrets in it."""
+        value = {
+            "at": utc_now(),
+            "pid": os.getpid(),
+            "version": VERSION,
+            "node_uid": self.settings.node_uid,
+            "url": self.settings.url,
+            "connected": self.welcomed and self.socket is not None,
+            "refusal": self.refusal,
+            "nvml": self.nvml,
+            "gpus": len(self.telemetry.gpus),
+            "jobs": [f"{job.allocation}.{job.member} {job.state}" for job in self.jobs.active()],
+            "waiting_messages": self.outbox.vital.waiting + self.outbox.samples.waiting,
+            "samples_dropped": self.outbox.samples.dropped,
+        }
+        try:
+            files.write_json(os.path.join(self.state_dir, "status.json"), value, 0o644)
+        except OSError as error:
+            log.error("status: %s", error)
+
+    def stop(self) -> None:
+        """End the agent; jobs go on and are adopted by the next one."""
+        self._done.set()
+        self._wake.set()
+
+    async def run(self) -> None:
+        loop = asyncio.get_event_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        await self._take_inventory()
+        tasks = [asyncio.ensure_future(part()) for part in (self._connection, self._sampler, self._keeper)]
+        waiter = asyncio.ensure_future(self._done.wait())
+        finished, _ = await asyncio.wait([*tasks, waiter], return_when=asyncio.FIRST_COMPLETED)
+        self.stop()
+        await asyncio.wait(tasks, timeout=5)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, waiter, return_exceptions=True)
+        await self.collector.close()
+        self.outbox.close()
+        self._write_status()
+        for task in finished:
+            if task is not waiter:
+                task.result()
+
+
+async def run_agent(state_dir: str, settings: config.Config) -> None:
+    """Make the agent inside the running loop (its events belong to it) and run it until a signal."""
+    agent = Agent(state_dir, settings)
+    await agent.run()
