@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from portal.up.layout import BASE_DIR
-from portal.up.process import Handle, spawn
-from portal.up.zygote import MESSAGE_LIMIT
+from portal.up.process import MESSAGE_LIMIT, Handle, spawn
 
 
 @dataclass

@@ -14,6 +14,7 @@ from portal.up.accounts import die_with_parent
 
 BACKOFF_SECONDS = (0.2, 1.0, 2.0, 5.0, 10.0, 30.0)
 STEADY_SECONDS = 60.0  # a child that ran this long starts again with the shortest pause
+MESSAGE_LIMIT = 65536  # bytes of one message between supervisor and zygote
 LOG_LIMIT_BYTES = 10 * 1024 * 1024
 
 

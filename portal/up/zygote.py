@@ -15,12 +15,11 @@ import signal
 import socket
 import sys
 import traceback
+from pathlib import Path
 from typing import Any
 
 from portal.up.accounts import die_with_parent
-from portal.up.process import open_log
-
-MESSAGE_LIMIT = 65536
+from portal.up.process import MESSAGE_LIMIT, open_log
 
 
 def _load() -> None:
@@ -56,7 +55,7 @@ def _child(control: socket.socket, request: dict[str, Any]) -> int:
     signal.set_wakeup_fd(-1)
     for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
         signal.signal(sig, signal.SIG_DFL)
-    log = open_log_for(request["log"])
+    log = open_log(Path(request["log"]))
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
@@ -68,12 +67,6 @@ def _child(control: socket.socket, request: dict[str, Any]) -> int:
     from portal.up.roles import run_role
 
     return run_role(request["role"], request["arguments"], report)
-
-
-def open_log_for(path: str) -> int:
-    from pathlib import Path
-
-    return open_log(Path(path))
 
 
 def _fork(control: socket.socket, request: dict[str, Any]) -> None:
