@@ -6,7 +6,7 @@ or department changes.
 
 Rounding, stated once: GPU-milliseconds of a cut are the difference of floor(charge × elapsed ms ÷ 1000)
 counted from the start of the use, so cuts always sum to the whole; money of a cut is its GPU-milliseconds ×
-price ÷ 3,600,000, rounded half to even to a micro unit. Totals are sums of cuts and nothing else, so every
+price ÷ 3,600,000, rounded half up to a micro unit. Totals are sums of cuts and nothing else, so every
 total equals its drill-down.
 """
 

@@ -1,0 +1,1 @@
+"""Finance pages: home, month, ledger, price book."""
