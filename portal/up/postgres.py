@@ -109,9 +109,9 @@ class EmbeddedPostgres:
             raise UpError(f"the database could not be made in {self.data}: {last}")
         self._unfinished.unlink(missing_ok=True)
 
-    def command(self) -> list[str]:
-        """The server's command line."""
-        settings = {**SETTINGS, "unix_socket_directories": str(self.layout.sockets)}
+    def command(self, more: dict[str, str] | None = None) -> list[str]:
+        """The server's command line, with further settings."""
+        settings = {**SETTINGS, **(more or {}), "unix_socket_directories": str(self.layout.sockets)}
         words = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
         return self.account.command(self.binaries["postgres"], "-D", str(self.data), *words)
 

@@ -1,0 +1,346 @@
+#!/usr/bin/env python3
+"""Every check of the project in one command: `python tests/run.py`.
+
+Makes `.venv` in the checkout where this does not run in it yet, installs what is missing (Python packages
+with pip; on Debian as root also a browser, fonts, gettext and a compiler), then runs lint, types, import
+contracts, template lint, migrations, translations and all tests on an embedded PostgreSQL and Valkey, and the
+database tests once more on this machine's own PostgreSQL and Redis where they answer. Runs every step even
+after a failure; the exit code is 0 only if all passed. With CI=true a missing part is a failure, elsewhere it
+is reported as not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+SHARED = ROOT.parent / "shared"
+IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
+STEP_LIMIT_SECONDS = 20 * 60
+# (what to look for, Debian package)
+SYSTEM_PARTS = (
+    ("chromium", "chromium"),
+    ("msgfmt", "gettext"),
+    ("gcc", "gcc"),
+    ("/usr/include/stdio.h", "libc6-dev"),
+    ("/usr/share/fonts/opentype/noto/NotoSansCJK-Regular.ttc", "fonts-noto-cjk"),
+)
+OUTSIDE_POSTGRES = "postgres://postgres@127.0.0.1:5432/gpupool_check"
+OUTSIDE_REDIS = "redis://127.0.0.1:6379/15"
+# What the second database and Redis are tried with: all that talks to them.
+DATABASE_TESTS = ("*/services", "*/live", "*/selectors", "*/executors")
+
+
+@dataclass
+class Outcome:
+    """One step's end: ok, failed or not run, with a word on it."""
+
+    name: str
+    state: str
+    seconds: float = 0.0
+    note: str = ""
+
+
+@dataclass
+class Run:
+    """All steps and their outcomes; `counts` adds up what the test runs said."""
+
+    only: list[str]
+    fast: bool
+    outcomes: list[Outcome] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=lambda: {"passed": 0, "failed": 0, "skipped": 0})
+
+    def wants(self, name: str) -> bool:
+        return not self.only or any(word in name for word in self.only)
+
+    def missing(self, name: str, note: str) -> None:
+        """A part that cannot be had: a failure in CI, a remark elsewhere."""
+        self.outcomes.append(Outcome(name, "failed" if IN_CI else "not run", note=note))
+        print(f"-- {name}: {'MISSING' if IN_CI else 'not run'}: {note}", flush=True)
+
+    def step(self, name: str, command: list[str], environment: dict[str, str] | None = None) -> None:
+        """Run a command as a step, its output shown as it comes."""
+        if not self.wants(name):
+            return
+        print(f"\n== {name}: {' '.join(_short(word) for word in command)}", flush=True)
+        began = time.monotonic()
+        code, lines = _stream(command, environment)
+        seconds = time.monotonic() - began
+        note = ""
+        if "pytest" in command:
+            note = self._count(lines)
+            if code == 5:  # nothing selected
+                self.outcomes.append(Outcome(name, "not run", seconds, "no tests there"))
+                return
+        self.outcomes.append(
+            Outcome(name, "ok" if code == 0 else "failed", seconds, note or f"exit code {code}")
+        )
+
+    def _count(self, lines: list[str]) -> str:
+        for line in reversed(lines):
+            found = {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|skipped|errors?)\b", line)}
+            if found:
+                self.counts["passed"] += found.get("passed", 0)
+                self.counts["failed"] += sum(found.get(word, 0) for word in ("failed", "error", "errors"))
+                self.counts["skipped"] += found.get("skipped", 0)
+                return line.strip("= \n")
+        return ""
+
+    def summary(self) -> int:
+        """Print all outcomes and the totals; the exit code."""
+        print("\n== summary", flush=True)
+        for outcome in self.outcomes:
+            print(f"{outcome.state:>8}  {outcome.name:<28} {outcome.seconds:6.1f} s  {outcome.note}")
+        failed = [outcome for outcome in self.outcomes if outcome.state == "failed"]
+        total = self.counts
+        print(f"{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped", flush=True)
+        if failed:
+            print("FAILED: " + ", ".join(outcome.name for outcome in failed), flush=True)
+        return 1 if failed else 0
+
+
+def _short(word: str) -> str:
+    return Path(word).name if word.startswith(str(VENV)) else word
+
+
+def _stream(command: list[str], environment: dict[str, str] | None) -> tuple[int, list[str]]:
+    """Run to the end or the time limit, echoing output; the exit code and the lines. Its group is ended with
+    it."""
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **(environment or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+
+    def too_long(*_: object) -> None:
+        print(f"-- over {STEP_LIMIT_SECONDS} s: ended", flush=True)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+    signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(STEP_LIMIT_SECONDS)
+    lines: list[str] = []
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            print(line, end="", flush=True)
+        return process.wait(), lines
+    finally:
+        signal.alarm(0)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+# -- what must be there ---------------------------------------------------------------------------------
+
+
+def enter_environment() -> None:
+    """Go on inside `.venv`, made where it is missing."""
+    if sys.version_info < (3, 11):  # noqa: UP036 - this file is what an old Python is shown
+        sys.exit(f"Python 3.11 or newer is needed; this is {sys.version.split()[0]}.")
+    if Path(sys.prefix).resolve() == VENV.resolve():
+        return
+    python = VENV / "bin" / "python"
+    if not python.exists():
+        print("== making .venv", flush=True)
+        venv.create(VENV, with_pip=True)
+    sys.stdout.flush()
+    os.execv(python, [str(python), str(Path(__file__).resolve()), *sys.argv[1:]])
+
+
+def install_packages(run: Run) -> bool:
+    """pip install, once for each state of pyproject.toml."""
+    stamp = VENV / ".installed"
+    wanted = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
+    if stamp.exists() and stamp.read_text() == wanted:
+        return True
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "-e",
+        ".[test]",
+    ]
+    for attempt in (1, 2):
+        print(f"\n== packages: pip install -e .[test]{' (again)' if attempt == 2 else ''}", flush=True)
+        began = time.monotonic()
+        code, _ = _stream(command, None)
+        if code == 0:
+            stamp.write_text(wanted)
+            run.outcomes.append(Outcome("packages", "ok", time.monotonic() - began))
+            return True
+    run.outcomes.append(Outcome("packages", "failed", note="pip install failed"))
+    return False
+
+
+def _has(part: str) -> bool:
+    return Path(part).exists() if part.startswith("/") else shutil.which(part) is not None
+
+
+def install_system_parts(run: Run) -> None:
+    """Debian packages that the tests use, where this may install them."""
+    wanted = [package for part, package in SYSTEM_PARTS if not _has(part)]
+    if not wanted:
+        return
+    began = time.monotonic()
+    if os.geteuid() == 0 and shutil.which("apt-get"):
+        environment = {"DEBIAN_FRONTEND": "noninteractive"}
+        for _attempt in (1, 2):
+            print(f"\n== system parts: {' '.join(wanted)}", flush=True)
+            _stream(["apt-get", "update", "-qq"], environment)
+            command = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *wanted]
+            if _stream(command, environment)[0] == 0:
+                break
+    still = [package for part, package in SYSTEM_PARTS if not _has(part)]
+    if still:
+        run.missing("system parts", f"{', '.join(still)} (install with apt)")
+    else:
+        run.outcomes.append(Outcome("system parts", "ok", time.monotonic() - began))
+
+
+def _answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
+# -- the steps ------------------------------------------------------------------------------------------
+
+
+def static_checks(run: Run) -> None:
+    """What needs no database."""
+    tool = str(VENV / "bin") + "/"
+    run.step("lint", [tool + "ruff", "check", "."])
+    run.step("format", [tool + "ruff", "format", "--check", "--quiet", "."])
+    run.step("contracts", [tool + "lint-imports", "--no-logo"])
+    run.step("templates", [tool + "djlint", "templates", "--lint", "--quiet"])
+    if not run.fast:
+        run.step("types", [tool + "mypy", "portal", "quotas", "pool", "monitoring"])
+
+
+def project_checks(run: Run, environment: dict[str, str]) -> None:
+    """What Django knows: system checks, missing migrations, translations."""
+    manage = [sys.executable, "manage.py"]
+    run.step("system checks", [*manage, "check", "--fail-level", "WARNING"], environment)
+    run.step("migrations", [*manage, "makemigrations", "--check", "--dry-run"], environment)
+    run.step("translations", [*manage, "messages", "--check"], environment)
+
+
+def all_tests(run: Run, environment: dict[str, str]) -> None:
+    """The whole suite in its parts."""
+    pytest = [sys.executable, "-m", "pytest", "-q", "--no-header"]
+    without_shared = "" if SHARED.is_dir() else " and not shared"
+    if without_shared:
+        run.missing(
+            "tests on ../shared", "the folder ../shared is not there: tests marked `shared` did not run"
+        )
+    plain = f"not serial and not browser and not up{without_shared}"
+    run.step("tests", [*pytest, "-n", "2", "--dist", "loadfile", "-m", plain], environment)
+    run.step(
+        "tests serial", [*pytest, "-m", f"serial and not browser and not up{without_shared}"], environment
+    )
+    if run.fast:
+        return
+    run.step("tests browser", [*pytest, "-m", f"browser and not up{without_shared}"], environment)
+    run.step("tests up", [*pytest, "-m", f"up{without_shared}"], environment)
+
+
+def outside_tests(run: Run) -> None:
+    """The tests that talk to a database, on this machine's own PostgreSQL and Redis."""
+    if run.fast or not run.wants("tests outside servers"):
+        return
+    if not (_answers(5432) and _answers(6379)):
+        run.outcomes.append(
+            Outcome("tests outside servers", "not run", note="no PostgreSQL or Redis answers on 127.0.0.1")
+        )
+        return
+    folders = sorted(
+        {str(p.relative_to(ROOT)) for g in DATABASE_TESTS for p in (ROOT / "tests").glob(g) if p.is_dir()}
+    )
+    environment = {"DATABASE_URL": OUTSIDE_POSTGRES, "REDIS_URL": OUTSIDE_REDIS, "GPUPOOL_ENV": "test"}
+    without_shared = "" if SHARED.is_dir() else " and not shared"
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--no-header",
+        "-n",
+        "2",
+        "--dist",
+        "loadfile",
+        "--create-db",
+    ]
+    run.step(
+        "tests outside servers",
+        [*command, "-m", f"not browser and not up{without_shared}", *folders],
+        environment,
+    )
+
+
+def main() -> int:
+    """Run it all; see the module's text."""
+    parser = argparse.ArgumentParser(description="Run every check of the project.")
+    parser.add_argument(
+        "--fast", action="store_true", help="without types, browser, `up` and outside servers"
+    )
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="WORD", help="only steps whose name has WORD"
+    )
+    arguments = parser.parse_args()
+    enter_environment()
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.path.insert(0, str(ROOT))
+    os.environ.pop("DJANGO_SETTINGS_MODULE", None)
+    run = Run(arguments.only, arguments.fast)
+    if not install_packages(run):
+        return run.summary()
+    install_system_parts(run)
+    static_checks(run)
+    needs_database = [n for n in ("system checks", "migrations", "translations", "tests") if run.wants(n)]
+    if needs_database or any(word.startswith("tests") for word in run.only):
+        from portal.up.layout import Layout
+        from portal.up.pair import running_pair
+
+        with tempfile.TemporaryDirectory(prefix="gpupool-tests-") as folder:
+            Path(folder).chmod(0o755)
+            # Tests throw their database away, so it need not wait for the disk.
+            with running_pair(Layout(Path(folder) / "pair"), settings={"fsync": "off"}) as pair:
+                environment = {
+                    **pair.environment,
+                    "GPUPOOL_ENV": "test",
+                    "GPUPOOL_DATA_DIR": f"{folder}/data",
+                }
+                project_checks(run, environment)
+                all_tests(run, environment)
+    outside_tests(run)
+    return run.summary()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
