@@ -1,12 +1,10 @@
 """The shell's context: navigation by role, language, theme, zone, unread notices.
 
-Entries name URLs of upper rooms; one that is not mounted is left out, so rooms stay independent. Counts are
-asked from a registry that rooms fill (``register_count``): the front door imports no room.
+Entries name URLs of the rooms; one that is not mounted is left out. The figures beside entries are in ``counts``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,20 +18,11 @@ from django.utils.functional import Promise, SimpleLazyObject
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
-from portal.web import formats
+from portal.web import counts, formats
 
 THEME_COOKIE = "gpupool_theme"
 ANY: frozenset[str] = frozenset()
 RESEARCHER, LEAD, ADMIN, FINANCE, AUDITOR = "researcher", "lead", "pool_admin", "finance", "auditor"
-
-_counts: dict[str, Callable[[HttpRequest], int]] = {}
-
-
-def register_count(url_name: str, count: Callable[[HttpRequest], int]) -> None:
-    """Show ``count(request)`` beside the entry of ``url_name``; called from a room's ``AppConfig.ready``. One cheap
-    query at most; it runs once per page for people who see the entry."""
-    _counts[url_name] = count
-
 
 @dataclass(frozen=True)
 class Entry:
@@ -143,8 +132,7 @@ def _groups(request: HttpRequest) -> list[dict[str, Any]]:
             url = resolve(*entry.names)
             if not url:
                 continue
-            count = next((_counts[n] for n in entry.names if n in _counts), None)
-            row = {"url": url, "icon": entry.icon, "label": entry.label, "count": count(request) if count else 0, "current": False}
+            row = {"url": url, "icon": entry.icon, "label": entry.label, "count": counts.of(request, *entry.names), "current": False}
             bare = url.removeprefix(request.META.get("SCRIPT_NAME", "")) or "/"
             for start in (bare, *entry.within):
                 if here.startswith(start) and len(start) > best and (start != "/" or here == "/"):
@@ -189,13 +177,12 @@ def navigation(request: HttpRequest) -> dict[str, Any]:
         except DatabaseError:  # the page that says so must still be drawn
             signed_in, roles = False, frozenset()
             request.user = AnonymousUser()
-        name = next((n for n in _counts if n.startswith("notify:")), "")
         return {
             "signed_in": signed_in,
             "groups": _groups(request) if signed_in else [],
             "role": next((label for key, label in ROLE_LABELS.items() if key in roles), ""),
             "notices_url": resolve("notify:notices", "notify:notice-list", "notify:list", "notify:inbox"),
-            "unread": _counts[name](request) if signed_in and name else 0,
+            "unread": counts.unread(request) if signed_in else 0,
             "profile_url": resolve("accounts:preferences", "accounts:profile", "accounts:settings"),
             "logout_url": resolve("accounts:logout"),
             "login_url": resolve("accounts:login"),

@@ -185,6 +185,15 @@ document.addEventListener('htmx:beforeRequest', (event) => {
   if (document.hidden && event.detail.requestConfig?.triggeringEvent?.type === undefined && event.detail.elt.getAttribute('hx-trigger')?.includes('every')) event.preventDefault();
 });
 
+// The maintenance page looks again by itself and goes on when the installation is ready
+const waiting = document.querySelector('[data-wait-ready]');
+if (waiting) {
+  setInterval(async () => {
+    const answer = await fetch(waiting.dataset.waitReady, { cache: 'no-store' }).catch(() => null);
+    if (answer?.ok) location.assign(location.href);
+  }, 15000);
+}
+
 function start(scope = document) {
   for (const dialog of scope.querySelectorAll('dialog[data-open-now]')) if (!dialog.open) dialog.showModal();
   for (const item of scope.querySelectorAll('.toast[data-fade]')) setTimeout(() => item.remove(), 8000);

@@ -27,7 +27,7 @@ function baseLayout() {
   const axis = { gridcolor: line, linecolor: strong, zerolinecolor: line, tickcolor: strong, automargin: true, fixedrange: true };
   return {
     autosize: true,
-    margin: { l: 8, r: 8, t: 8, b: 8 },
+    margin: { l: 8, r: 12, t: 14, b: 8 },
     paper_bgcolor: 'rgba(0,0,0,0)',
     plot_bgcolor: 'rgba(0,0,0,0)',
     font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: ink },
