@@ -260,10 +260,10 @@ MEDIA_ROOT = GPUPOOL_DATA_DIR / "media"
 
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [
-        "portal.accounts.api.base.TokenAuthentication",
+        "portal.accounts.api.auth.TokenAuthentication",
         "rest_framework.authentication.SessionAuthentication",
     ],
-    "DEFAULT_PERMISSION_CLASSES": ["portal.accounts.api.base.TokenScope"],
+    "DEFAULT_PERMISSION_CLASSES": ["portal.accounts.api.auth.TokenScope"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser", "rest_framework.parsers.MultiPartParser"],
     "DEFAULT_PAGINATION_CLASS": "portal.kernel.api.Pages",
