@@ -63,13 +63,11 @@ def gpu_hours(gpu_ms: int) -> Decimal:
     return Decimal(gpu_ms) / MS_PER_HOUR
 
 
-def round_half_even(numerator: int, denominator: int) -> int:
-    """``numerator / denominator`` to the nearest integer, halves to the even one; ``denominator`` > 0."""
-    quotient, rest = divmod(numerator, denominator)
-    twice = 2 * rest
-    if twice > denominator or (twice == denominator and quotient % 2):
-        quotient += 1
-    return quotient
+def round_half_up(numerator: int, denominator: int) -> int:
+    """``numerator / denominator`` to the nearest integer, halves away from zero; ``denominator`` > 0."""
+    if numerator < 0:
+        return -round_half_up(-numerator, denominator)
+    return (2 * numerator + denominator) // (2 * denominator)
 
 
 def ceil_div(numerator: int, denominator: int) -> int:
@@ -78,8 +76,8 @@ def ceil_div(numerator: int, denominator: int) -> int:
 
 
 def cost_micro(gpu_ms: int, micro_per_gpu_hour: int) -> int:
-    """What ``gpu_ms`` cost at a price per GPU-hour, in micro-currency, rounded half to even once."""
-    return round_half_even(gpu_ms * micro_per_gpu_hour, MS_PER_HOUR)
+    """What ``gpu_ms`` cost at a price per GPU-hour, in micro-currency, rounded half up once."""
+    return round_half_up(gpu_ms * micro_per_gpu_hour, MS_PER_HOUR)
 
 
 def to_ms(moment: datetime) -> int:

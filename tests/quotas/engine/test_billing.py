@@ -86,9 +86,9 @@ def test_without_a_price_time_counts_and_money_is_zero() -> None:
     ]
 
 
-def test_money_rounds_half_to_even_per_cut() -> None:
+def test_money_rounds_half_up_per_cut() -> None:
     use = Use(at("2026-01-01"), at("2026-01-01") + timedelta(milliseconds=1), 1000)
-    for per_hour, micro in ((1_800_000, 0), (5_400_000, 2), (1_800_001, 1)):
+    for per_hour, micro in ((1_800_000, 1), (5_400_000, 2), (1_799_999, 0)):
         cuts = cut_use(use, prices=[PriceSpan(1, per_hour, at("2020-01-01"))], owners=(), zone=SHANGHAI)
         assert cuts[0].amount_micro == micro
 

@@ -1,0 +1,97 @@
+"""When a blocked request could start, from the ends of what runs, and the promise that keeps its place.
+
+The earliest end time at which the request fits is found by bisection over the known ends: between now and
+then space is only given back, since earlier promises are booked as held until they end. Work without an end
+gives nothing back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pool.engine.fit import Need
+from pool.engine.model import Estimate, Member, Node, Policy, Request
+from pool.engine.placement import find
+from pool.engine.state import PoolState
+
+BASIS_LEASE_ENDS = "lease_ends"
+
+
+@dataclass(frozen=True, slots=True)
+class Occupied:
+    """Something that holds places until ``ends_at`` (None = no end known)."""
+
+    members: tuple[Member, ...]
+    ends_at: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The first moment at which a request fits, where, and the pool as expected then."""
+
+    at: int
+    members: tuple[Member, ...]
+    later: PoolState
+
+
+def first_opening(
+    nodes: Sequence[Node],
+    occupied: Sequence[Occupied],
+    request: Request,
+    need: Need,
+    now: int,
+    overdue_ms: int,
+) -> Opening | None:
+    """The earliest opening for a request, or None where what has an end never gives enough back.
+
+    What is past its end counts as free ``overdue_ms`` from now: it is being stopped.
+    """
+    ends = {max(one.ends_at, now + overdue_ms) for one in occupied if one.ends_at is not None}
+    moments = sorted(ends)
+    relevant = _relevant(nodes, need)
+    best: Opening | None = None
+    low, high = 0, len(moments) - 1
+    while low <= high:
+        middle = (low + high) // 2 if best is not None else high
+        opening = _opening_at(relevant, occupied, request, need, moments[middle], now, overdue_ms)
+        if opening is not None:
+            best, high = opening, middle - 1
+        elif best is None:
+            return None
+        else:
+            low = middle + 1
+    return best
+
+
+def _opening_at(
+    nodes: Sequence[Node],
+    occupied: Sequence[Occupied],
+    request: Request,
+    need: Need,
+    moment: int,
+    now: int,
+    overdue_ms: int,
+) -> Opening | None:
+    held = [
+        member
+        for one in occupied
+        if one.ends_at is None or max(one.ends_at, now + overdue_ms) > moment
+        for member in one.members
+    ]
+    later = PoolState(nodes, held)
+    members = find(later, later.view(None), request, need)
+    return None if members is None else Opening(moment, members, later)
+
+
+def _relevant(nodes: Sequence[Node], need: Need) -> list[Node]:
+    if need.flavour is None:
+        return list(nodes)
+    return [node for node in nodes if any(gpu.flavour == need.flavour for gpu in node.gpus)]
+
+
+def estimate_from(opening: int, now: int, policy: Policy) -> Estimate:
+    """A range that begins at the planned moment and allows for leases that are extended or end late."""
+    wait = max(0, opening - now)
+    slack = max(policy.estimate_min_slack_ms, wait * policy.estimate_slack_permille // 1000)
+    return Estimate(opening, opening + slack, BASIS_LEASE_ENDS)

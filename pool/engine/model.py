@@ -1,0 +1,255 @@
+"""What the scheduler sees and what it answers: plain immutable data.
+
+Times are milliseconds since 1970 (UTC). Amounts are milli-GPU, MiB and milli-CPU. Ids are those of the
+database and double as the fixed order of every tie. A span is [from, to) within a card's [0, 1000).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pool.engine.mig import Geometry
+from quotas.engine.flavours import FlavourPolicy
+from quotas.engine.tree import QuotaNode
+
+Span = tuple[int, int]
+WHOLE: Span = (0, 1000)
+Shape = Literal["whole", "fraction", "mig", "cpu"]
+Version = tuple[int, ...]
+
+
+def version_of(text: str) -> Version:
+    """A dotted version as numbers: ``"550.54.15"`` → (550, 54, 15); what is not a number ends it; "" → ()."""
+    parts: list[int] = []
+    for part in text.strip().split("."):
+        if not part.isdigit():
+            break
+        parts.append(int(part))
+    return tuple(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class FlavourFacts:
+    """A flavour on offer: what a requirement may ask of it."""
+
+    code: str
+    memory_mib: int
+    nvlink: bool = False
+    fp8: bool = False
+    geometry: Geometry | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A MIG instance that exists on a card now."""
+
+    id: int
+    profile: str
+    span: Span
+    charge_milli: int
+    memory_mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A card. ``blocked`` is the reason code why nothing new may be placed on it, or None."""
+
+    id: int
+    index: int
+    flavour: str
+    memory_mib: int
+    blocked: str | None = None
+    mig: bool = False
+    slices: tuple[Slice, ...] = ()
+    link_group: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A server. ``cpu_milli`` and ``memory_mib`` None = not known, taken as ample."""
+
+    id: int
+    name: str
+    cluster_id: int
+    site: str
+    gpus: tuple[Gpu, ...]
+    cpu_milli: int | None = None
+    memory_mib: int | None = None
+    driver: Version = ()
+    cuda: Version = ()
+    nvlink: bool = False
+    blocked: str | None = None
+    cpu_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """What one lease takes of one card: spans (or a MIG slice) and the charge."""
+
+    gpu_id: int
+    spans: tuple[Span, ...]
+    charge_milli: int
+    memory_mib: int
+    slice_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One node's part of an allocation; ``number`` is the rank in the gang."""
+
+    number: int
+    node_id: int
+    cpu_milli: int
+    memory_mib: int
+    takes: tuple[Take, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """An allocation that holds something. ``ends_at`` None = no end known."""
+
+    allocation_id: int
+    request_id: int
+    department_id: int
+    flavour: str | None
+    charge_milli: int
+    members: tuple[Member, ...]
+    interruptible: bool = True
+    priority: int = 50
+    started_at: int = 0
+    ends_at: int | None = None
+    user_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One ask that waits. ``flavours`` are the acceptable ones in order; one of them is charged.
+
+    ``per_node``: whole cards, fractions (each of ``milli`` and ``share_mib``) or MIG slices on each of
+    ``nodes`` nodes; for MIG, ``nodes`` is 1. ``cpu_milli``/``memory_mib`` per node, 0 = the node's share by
+    GPUs, never blocking.
+    ``duration_ms`` None = no end. ``queued_at`` keeps the place in line after a lost node.
+    """
+
+    id: int
+    department_id: int
+    flavours: tuple[str, ...]
+    shape: Shape = "whole"
+    per_node: int = 1
+    nodes: int = 1
+    milli: int = 0
+    share_mib: int = 0
+    profile: str = ""
+    cpu_milli: int = 0
+    memory_mib: int = 0
+    min_gpu_mib: int = 0
+    nvlink: bool = False
+    fp8: bool = False
+    min_driver: Version = ()
+    min_cuda: Version = ()
+    site: str = ""
+    ranked: bool = False
+    job_class: str = "training"
+    priority: int = 50
+    interruptible: bool = True
+    duration_ms: int | None = None
+    queued_at: int = 0
+    start_at: int | None = None
+    user_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UserRoom:
+    """A person's limit of GPUs at once and what they hold now."""
+
+    limit_milli: int
+    used_milli: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything one decision looks at. The order of the tuples never matters."""
+
+    nodes: tuple[Node, ...]
+    flavours: tuple[FlavourFacts, ...]
+    running: tuple[Running, ...]
+    pending: tuple[Request, ...]
+    quotas: Mapping[str, tuple[QuotaNode, ...]] = field(default_factory=dict)
+    users: Mapping[int, UserRoom] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Every switch of a decision; the defaults are the product's behaviour."""
+
+    max_reservations: int = 5
+    backfill: bool = True
+    flavour: FlavourPolicy = FlavourPolicy()
+    scarcity: bool = True
+    estimate_slack_permille: int = 250
+    estimate_min_slack_ms: int = 600_000
+    overdue_ms: int = 60_000
+    nodes_told: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Start a request on these places. ``borrowed_milli``: how much of it lies above the guarantee."""
+
+    request_id: int
+    flavour: str | None
+    charge_milli: int
+    borrowed_milli: int
+    members: tuple[Member, ...]
+    ends_at: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Keep these places for a blocked request from ``start_at`` on."""
+
+    request_id: int
+    flavour: str
+    start_at: int
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A start range and the code of what it rests on; never a single moment."""
+
+    earliest: int
+    latest: int
+    basis: str
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Why a request waits: ``code`` with its ``figures``; ``position`` counts from 1 among those for its
+    flavour.
+    """
+
+    request_id: int
+    code: str
+    figures: Mapping[str, Any]
+    flavour: str | None
+    position: int
+    of: int
+    ahead: tuple[int, ...]
+    estimate: Estimate | None = None
+    reserved: Reserve | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The answer: operations in the order to carry out, and one reason for every request that waits."""
+
+    places: tuple[Place, ...]
+    reserves: tuple[Reserve, ...]
+    waiting: tuple[Waiting, ...]
+
+    @property
+    def ops(self) -> tuple[Place | Reserve, ...]:
+        return (*self.places, *self.reserves)

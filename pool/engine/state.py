@@ -1,0 +1,210 @@
+"""The pool as it changes during one decision: what is free on each card and node, and what is promised from
+when.
+
+Built from nodes and from what holds places; ``take`` books a member. Free space only shrinks afterwards, so
+what did not fit once does not fit later in the same cycle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pool.engine.model import WHOLE, Gpu, Member, Node, Slice, Span, Take
+
+AMPLE = 1 << 60
+
+
+class Overbooked(ValueError):
+    """A take lies outside what is free: the snapshot contradicts itself, or a caller erred."""
+
+
+@dataclass(slots=True)
+class GpuState:
+    """Free space of one card. ``free`` are sorted disjoint spans."""
+
+    gpu: Gpu
+    node: NodeState
+    free: list[Span] = field(default_factory=lambda: [WHOLE])
+    free_mib: int = 0
+    free_slices: dict[int, Slice] = field(default_factory=dict)
+
+    @property
+    def untouched(self) -> bool:
+        return self.free == [WHOLE]
+
+    @property
+    def free_milli(self) -> int:
+        return sum(high - low for low, high in self.free)
+
+
+@dataclass(slots=True)
+class NodeState:
+    """Free host resources of a node and its usable cards."""
+
+    node: Node
+    cpu: int
+    memory: int
+    gpus: list[GpuState] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Places promised to a blocked request from ``start_at`` on: whoever runs past that must keep off
+    them.
+    """
+
+    request_id: int
+    start_at: int
+    spans: dict[int, tuple[Span, ...]]
+    slices: frozenset[int]
+
+
+class PoolState:
+    """Free places of some nodes. ``nodes`` in any order; all iteration is by id."""
+
+    def __init__(self, nodes: Iterable[Node], members: Iterable[Member] = ()) -> None:
+        self.nodes: dict[int, NodeState] = {}
+        self.gpus: dict[int, GpuState] = {}
+        self.by_flavour: dict[str, list[NodeState]] = {}
+        self.holds: list[Hold] = []
+        self.host_slack: dict[int, list[tuple[int, int, int]]] = {}
+        for node in sorted(nodes, key=lambda one: one.id):
+            state = NodeState(node, _known(node.cpu_milli), _known(node.memory_mib))
+            self.nodes[node.id] = state
+            flavours: set[str] = set()
+            for gpu in sorted(node.gpus, key=lambda one: (one.index, one.id)):
+                card = GpuState(gpu, state, [WHOLE], gpu.memory_mib, {one.id: one for one in gpu.slices})
+                state.gpus.append(card)
+                self.gpus[gpu.id] = card
+                flavours.add(gpu.flavour)
+            for flavour in sorted(flavours):
+                self.by_flavour.setdefault(flavour, []).append(state)
+        for member in members:
+            self.take(member, lenient=True)
+
+    def take(self, member: Member, *, lenient: bool = False) -> None:
+        """Book a member. Overbooked when a span is not free; ``lenient`` (for what already runs) takes what
+        is there.
+        """
+        state = self.nodes.get(member.node_id)
+        if state is not None:
+            state.cpu = max(0, state.cpu - member.cpu_milli) if state.cpu != AMPLE else AMPLE
+            state.memory = max(0, state.memory - member.memory_mib) if state.memory != AMPLE else AMPLE
+        for take in member.takes:
+            card = self.gpus.get(take.gpu_id)
+            if card is None:
+                if lenient:
+                    continue
+                raise Overbooked(f"card {take.gpu_id} is not in the pool")
+            self._take(card, take, lenient)
+
+    @staticmethod
+    def _take(card: GpuState, take: Take, lenient: bool) -> None:
+        for low, high in take.spans:
+            if not lenient and not any(start <= low and high <= end for start, end in card.free):
+                raise Overbooked(f"card {take.gpu_id}: [{low}, {high}) is not free")
+            card.free = subtract(card.free, [(low, high)])
+        if take.slice_id is not None:
+            if card.free_slices.pop(take.slice_id, None) is None and not lenient:
+                raise Overbooked(f"slice {take.slice_id} is not free")
+        else:
+            # Memory 0 means the whole card's: nothing is left to share then.
+            card.free_mib = max(0, card.free_mib - take.memory_mib) if take.memory_mib else 0
+        if card.gpu.mig:
+            card.free_slices = {
+                key: one for key, one in card.free_slices.items() if not overlaps(one.span, take.spans)
+            }
+
+    def add_hold(self, request_id: int, start_at: int, members: Iterable[Member], later: PoolState) -> None:
+        """Promise ``members`` from ``start_at``; ``later`` is the pool as expected then, without them.
+
+        Keeps per node how much host CPU and memory others may still use past ``start_at``.
+        """
+        spans: dict[int, tuple[Span, ...]] = {}
+        slices: set[int] = set()
+        for member in members:
+            for take in member.takes:
+                spans[take.gpu_id] = (*spans.get(take.gpu_id, ()), *take.spans)
+                if take.slice_id is not None:
+                    slices.add(take.slice_id)
+            host = later.nodes[member.node_id]
+            slack = (start_at, max(0, host.cpu - member.cpu_milli), max(0, host.memory - member.memory_mib))
+            self.host_slack.setdefault(member.node_id, []).append(slack)
+        self.holds.append(Hold(request_id, start_at, spans, frozenset(slices)))
+
+    def spend_slack(self, member: Member, ends_at: int | None) -> None:
+        """A placed member that runs past a promise uses up the host slack left beside it."""
+        slacks = self.host_slack.get(member.node_id)
+        if slacks:
+            self.host_slack[member.node_id] = [
+                (start, cpu - member.cpu_milli, memory - member.memory_mib)
+                if ends_at is None or ends_at > start
+                else (start, cpu, memory)
+                for start, cpu, memory in slacks
+            ]
+
+    def view(self, ends_at: int | None, *, holds: bool = True) -> View:
+        """What somebody who runs until ``ends_at`` (None = for ever) may use."""
+        if not holds:
+            return View({}, frozenset(), {})
+        spans: dict[int, list[Span]] = {}
+        slices: set[int] = set()
+        for hold in self.holds:
+            if ends_at is None or ends_at > hold.start_at:
+                for gpu_id, held in hold.spans.items():
+                    spans.setdefault(gpu_id, []).extend(held)
+                slices |= hold.slices
+        host: dict[int, tuple[int, int]] = {}
+        for node_id, slacks in self.host_slack.items():
+            mine = [(cpu, mib) for start, cpu, mib in slacks if ends_at is None or ends_at > start]
+            if mine:
+                host[node_id] = (min(cpu for cpu, _ in mine), min(mib for _, mib in mine))
+        return View(spans, frozenset(slices), host)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Places to keep off, by card and node."""
+
+    spans: dict[int, list[Span]]
+    slices: frozenset[int]
+    host: dict[int, tuple[int, int]]
+
+    def free(self, card: GpuState) -> list[Span]:
+        held = self.spans.get(card.gpu.id)
+        return card.free if held is None else subtract(card.free, held)
+
+    def cpu(self, state: NodeState) -> int:
+        limit = self.host.get(state.node.id)
+        return state.cpu if limit is None else min(state.cpu, limit[0])
+
+    def memory(self, state: NodeState) -> int:
+        limit = self.host.get(state.node.id)
+        return state.memory if limit is None else min(state.memory, limit[1])
+
+
+def subtract(free: list[Span], taken: Iterable[Span]) -> list[Span]:
+    """Sorted disjoint ``free`` without ``taken``."""
+    left = free
+    for low, high in taken:
+        parts: list[Span] = []
+        for start, end in left:
+            if end <= low or high <= start:
+                parts.append((start, end))
+                continue
+            if start < low:
+                parts.append((start, low))
+            if high < end:
+                parts.append((high, end))
+        left = parts
+    return left
+
+
+def overlaps(span: Span, others: Iterable[Span]) -> bool:
+    """Whether a span shares a point with any of the others."""
+    return any(span[0] < high and low < span[1] for low, high in others)
+
+
+def _known(amount: int | None) -> int:
+    return AMPLE if amount is None else amount
