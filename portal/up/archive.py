@@ -28,7 +28,7 @@ from portal.up.postgres import APP, EmbeddedPostgres
 
 FORMAT = 1
 KEPT_FOLDERS = ("media", "agent")
-AGENT_LEFT_OUT = ("spool", "work", "logs")  # of this machine and this moment: not part of the installation
+AGENT_KEPT = ("agent.json", "machine-id")  # who this machine's agent is; its queue and jobs are of the moment
 
 
 @dataclass(frozen=True)
@@ -149,9 +149,7 @@ def _kept_files(layout: Layout) -> Iterator[tuple[str, Path]]:
         base = layout.home / folder
         for path in sorted(base.rglob("*")) if base.is_dir() else ():
             inside = path.relative_to(base)
-            left_out = folder == "agent" and (
-                inside.parts[0] in AGENT_LEFT_OUT or path.name == "enrolment-code"
-            )
+            left_out = folder == "agent" and str(inside) not in AGENT_KEPT
             if path.is_file() and not path.is_symlink() and not left_out:
                 yield f"{folder}/{inside.as_posix()}", path
 

@@ -1,12 +1,16 @@
 """Bringing the database up to date, and what only the first start makes: the administrator and this machine's
 code."""
 
+import contextlib
 import importlib
+import json
 import os
 import pkgutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from portal.up.this_node import CODE_FILE
 
 MIGRATION_LOCK = 0x6770_7570  # advisory lock: two starts on one outside database migrate one after the other
 
@@ -85,7 +89,7 @@ def prepare(what: dict[str, Any], report: Callable[..., None]) -> int:
     agent.
 
     `what`: demo (bool), password (str, used when the administrator is made), login (str), agent_state (folder
-    path), code_file (path where a code is written, mode 0600). Reports `say` texts and at last `made` (bool).
+    path). Reports `say` texts and at last `made` (bool).
     """
 
     def say(text: str) -> None:
@@ -95,7 +99,7 @@ def prepare(what: dict[str, Any], report: Callable[..., None]) -> int:
     made = False
     if not what["demo"]:
         made = first_administrator(what["login"], what["password"])
-    report(made=made, agent=agent_code(Path(what["agent_state"]), Path(what["code_file"]), say))
+    report(made=made, agent=agent_code(Path(what["agent_state"]), say))
     return 0
 
 
@@ -111,21 +115,29 @@ def first_administrator(login: str, password: str) -> bool:
     return True
 
 
-def agent_code(state: Path, code_file: Path, say: Callable[[str], None]) -> bool:
+def agent_code(state: Path, say: Callable[[str], None]) -> bool:
     """Write a one-time code for this machine's agent unless it has enrolled before; whether the agent can
     run."""
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if any(state.glob("*.json")):
+    if _has_token(state / "agent.json"):
         return True
     try:
         from pool.services.enrolment import enrolment_code_create
     except ImportError:
         say("this version has no agent for this machine; it runs without one")
         return False
-    from portal.ops.actor import system_actor
+    from portal.ops.actor import system
 
-    code = enrolment_code_create(acting_user=system_actor("up"), note="this machine")
+    code = enrolment_code_create(acting_user=system("up", via="command"), note="this machine")
+    code_file = state / CODE_FILE
     descriptor = os.open(code_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as handle:
         handle.write(code)
     return True
+
+
+def _has_token(file: Path) -> bool:
+    """Whether the agent's settings hold a node token, that is, whether it has enrolled."""
+    with contextlib.suppress(OSError, ValueError):
+        return bool(json.loads(file.read_text()).get("token"))
+    return False

@@ -34,7 +34,7 @@ def process_mark(pid: int) -> str | None:
 class StatusFile:
     """Writes the state of all children whenever it changed.
 
-    Shape: {"supervisor": {pid, mark}, "address", "demo", "state", "since", "processes": [{name, pid, mark,
+    Shape: {"supervisor": {pid, mark}, "address", "demo", "state", "since", "children": [{name, pid, mark,
     state, restarts, since, last_exit, last_exit_at}], "incidents": [{at, process, text}]}; times are UTC ISO
     texts.
     """
@@ -62,7 +62,7 @@ class StatusFile:
     def write(self, children: list[Child]) -> None:
         """Write the file if anything differs from what is there."""
         offset = time.time() - time.monotonic()
-        processes = [
+        children_now = [
             {
                 "name": child.name,
                 "pid": child.pid,
@@ -75,7 +75,7 @@ class StatusFile:
             }
             for child in children
         ]
-        body = {**self.head, "state": self.state, "processes": processes, "incidents": self.incidents}
+        body = {**self.head, "state": self.state, "children": children_now, "incidents": self.incidents}
         text = json.dumps(body, indent=1, ensure_ascii=False)
         if text != self._last:
             with contextlib.suppress(OSError):  # a full disk must not bring the installation down
@@ -93,7 +93,7 @@ def end_leftovers(path: Path) -> list[str]:
         before = json.loads(path.read_text())
         rows = [
             (p["name"], int(p["pid"]), p["mark"])
-            for p in before["processes"]
+            for p in before["children"]
             if p.get("pid") and p.get("mark")
         ]
     except (OSError, ValueError, KeyError, TypeError):

@@ -228,7 +228,6 @@ class Supervisor:
             "login": FIRST_LOGIN,
             "password": password,
             "agent_state": str(self.layout.home / "agent"),
-            "code_file": str(self._code_file),
         }
         self._once("prepare", "prepare", [what])
         self._run_once("prepare", "the database could not be brought up to date")
@@ -286,10 +285,6 @@ class Supervisor:
             self._once("demo history", "manage", ["demo_seed", "--stage", "history"])
             self._want("demo fleet", "demo history")
 
-    @property
-    def _code_file(self) -> Path:
-        return self.layout.home / "agent" / "enrolment-code"
-
     def _agent(self) -> Handle:
         """This machine's agent. Its environment holds none of the installation's secrets: jobs inherit from
         it."""
@@ -298,12 +293,8 @@ class Supervisor:
             k: v for k, v in os.environ.items() if not k.startswith(ours) or k.startswith("GPUPOOL_AGENT")
         }
         environment["PYTHONUNBUFFERED"] = "1"
-        command = [sys.executable, "-m", "pool.agent", "run", "--state", str(self.layout.home / "agent")]
-        command += ["--url", self.address.local_url]
-        if self._code_file.exists():
-            command += ["--code-file", str(self._code_file)]
-        if self.options.demo:
-            command.append("--demo")
+        command = [sys.executable, "-m", "portal.up.this_node", str(self.layout.home / "agent")]
+        command.append(self.address.local_url)
         return spawn(
             command,
             log=self.layout.logs / "agent.log",

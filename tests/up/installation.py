@@ -111,7 +111,7 @@ class Installation:
 
         def up() -> bool:
             assert self.process.poll() is None, self.said
-            rows = self.status().get("processes", [])
+            rows = self.status().get("children", [])
             return (
                 self.status().get("state") == "running"
                 and {"web", "worker", "beat"} <= {r["name"] for r in rows}
@@ -129,7 +129,7 @@ class Installation:
 
     def pid(self, name: str) -> int | None:
         """Process id of a child by its name in status.json."""
-        for row in self.status().get("processes", []):
+        for row in self.status().get("children", []):
             if row["name"] == name:
                 return row["pid"]
         return None
