@@ -1,0 +1,158 @@
+"""Month close: what must be true first, the lock, and corrections by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import date
+from typing import Any
+
+from django.db import transaction
+from django.db.models import Count, Max, Q, Sum
+from django.utils.translation import gettext_lazy as _
+
+from portal.accounts.policy import policy_of
+from portal.kernel.clock import now
+from portal.kernel.errors import Conflict, Invalid, NotFound
+from portal.ops.actor import Actor
+from portal.ops.models import Incident
+from portal.ops.outbox import outbox_add
+from portal.ops.services import audit_record
+from quotas.engine.billing import month_bounds
+from quotas.models import LedgerEntry, LedgerMonth, UsageSpan
+from quotas.selectors.prices import billing_zone
+from quotas.services.books import books_for_booking, books_for_closing, first_of_month
+from quotas.services.ledger import correction_of
+from quotas.services.reconcile import reconcile
+
+MONEY_INCIDENTS = ("price_missing", "counters_differ", "ledger_differs")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the checklist. `figures` fill the texts of the page; `ok` decides whether the month may close."""
+
+    code: str
+    ok: bool
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+def month_checks(*, month: date) -> list[Check]:
+    """What must hold before a month closes, in the order of the page. Reads only, except that the comparison of
+    the books may open or end its incident.
+    """
+    zone = billing_zone()
+    start, end = month_bounds(month.year, month.month, zone)
+    behind = UsageSpan.objects.filter(started_at__lt=end, accrued_to__lt=end).filter(
+        Q(ended_at=None) | Q(ended_at__gt=end)
+    )
+    compared = reconcile(since=start)
+    unpriced = LedgerEntry.objects.filter(
+        booked_month=month, kind=LedgerEntry.Kind.USAGE, rate_uid=None
+    ).exclude(corrections__rate_uid__isnull=False)
+    incidents = Incident.objects.filter(kind__in=MONEY_INCIDENTS, opened_at__lt=end).exclude(state="closed")
+    earlier = (
+        LedgerEntry.objects.filter(booked_month__lt=month)
+        .exclude(booked_month__in=LedgerMonth.objects.exclude(closed_at=None).values("month"))
+        .order_by("booked_month")
+        .values_list("booked_month", flat=True)
+        .first()
+    )
+    late, missing, open_incidents = behind.count(), unpriced.count(), incidents.count()
+    return [
+        Check("month_over", now() >= end, {"end": end}),
+        Check("all_booked", late == 0, {"count": late}),
+        Check(
+            "reconciled",
+            compared.differences == 0,
+            {"differences": compared.differences, "spans": compared.closed_spans},
+        ),
+        Check("priced", missing == 0, {"count": missing}),
+        Check("no_incident", open_incidents == 0, {"count": open_incidents}),
+        Check("in_order", earlier is None, {"month": earlier}),
+    ]
+
+
+def month_close(*, acting_user: Actor, month: date) -> LedgerMonth:
+    """Close a month: from now on what belongs to it is booked in a later one. Closed for good.
+
+    Refused without the finance role over the installation; Conflict `month_closed` when it is closed,
+    `month_not_ready` with the codes of the failing checks.
+    """
+    if not acting_user.is_system:
+        policy = policy_of(acting_user.user)
+        policy.require(policy.keeps_books)
+    month = first_of_month(month)
+    with transaction.atomic():
+        books_for_closing()
+        row, _made = LedgerMonth.objects.select_for_update().get_or_create(month=month)
+        if row.closed_at is not None:
+            raise Conflict(code="month_closed", detail=_("This month is closed already."))
+        failing = [check.code for check in month_checks(month=month) if not check.ok]
+        if failing:
+            raise Conflict(
+                code="month_not_ready",
+                detail=_("The month cannot be closed yet: some checks are not met."),
+                extra={"checks": failing},
+            )
+        row.totals = LedgerEntry.objects.filter(booked_month=month).aggregate(
+            gpu_ms=Sum("gpu_ms", default=0),
+            amount_micro=Sum("amount_micro", default=0),
+            entries=Count("pk"),
+            last_entry=Max("pk", default=0),
+        )
+        row.totals = {key: int(value) for key, value in row.totals.items()}
+        row.closed_at = now()
+        row.closed_by_name = acting_user.name
+        row.save()
+        audit_record(
+            acting_user=acting_user,
+            action="month.closed",
+            subject=row,
+            after={"month": f"{month:%Y-%m}", **row.totals},
+        )
+        outbox_add("quotas.month_closed", {"month": f"{month:%Y-%m}"}, key=f"month_closed:{month}")
+        return row
+
+
+def correction_book(
+    *, acting_user: Actor, entry_uid: Any, gpu_ms: int, amount_micro: int, reason: str
+) -> LedgerEntry:
+    """A signed correction of one line by a person of finance; the line itself stays as it is.
+
+    What a line and its corrections sum to never falls below 0. It stands in the line's month, or in the
+    present one when that is closed.
+    """
+    if not acting_user.is_system:
+        policy = policy_of(acting_user.user)
+        policy.require(policy.keeps_books)
+    if not reason.strip():
+        raise Invalid.field("reason", _("Say in a sentence what was wrong and what shows it."))
+    if gpu_ms == 0 and amount_micro == 0:
+        raise Invalid.field("amount", _("A correction changes hours or money; both are 0."))
+    with transaction.atomic():
+        entry = LedgerEntry.objects.select_for_update(no_key=True).filter(uid=entry_uid).first()
+        if entry is None:
+            raise NotFound(code="not_found", detail=_("There is no such line in the ledger."))
+        if entry.kind != LedgerEntry.Kind.USAGE:
+            raise Conflict(code="correction_of_correction", detail=_("Correct the line itself, not its correction."))
+        so_far = entry.corrections.aggregate(h=Sum("gpu_ms", default=0), m=Sum("amount_micro", default=0))
+        if entry.gpu_ms + so_far["h"] + gpu_ms < 0 or entry.amount_micro + so_far["m"] + amount_micro < 0:
+            raise Invalid.field("amount", _("This takes back more than the line and its corrections hold."))
+        correction = correction_of(
+            entry,
+            gpu_ms=gpu_ms,
+            amount_micro=amount_micro,
+            reason=reason.strip(),
+            booked_month=books_for_booking().month_for(entry.local_day),
+        )
+        correction.save()
+        audit_record(
+            acting_user=acting_user,
+            action="ledger.corrected",
+            subject=correction,
+            after={"corrects": entry.pk, "gpu_ms": gpu_ms, "amount_micro": amount_micro},
+            reason=reason.strip(),
+            department_id=entry.department_id_ref,
+        )
+        return correction
+

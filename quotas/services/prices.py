@@ -1,0 +1,182 @@
+"""Set prices. A rate is never changed once it held: a new one cuts the one before it."""
+
+from __future__ import annotations
+
+from datetime import date, datetime, timedelta
+
+from django.db import IntegrityError, transaction
+from django.db.models import F, Q, QuerySet
+from django.utils.translation import gettext_lazy as _
+
+from portal.accounts.policy import policy_of
+from portal.kernel.clock import now
+from portal.kernel.errors import Conflict, Invalid
+from portal.kernel.units import cost_micro
+from portal.ops.actor import Actor
+from portal.ops.services import audit_record, incident_resolve
+from quotas.models import GpuFlavour, LedgerEntry, PriceRate
+from quotas.services.books import books_for_booking
+from quotas.services.ledger import correction_of
+
+PRICED_LATE = "priced_late"
+"""Reason code of corrections that give lines booked without a price their money."""
+
+HIGHEST = 10**12
+"""A million currency units per GPU-hour: more is a slip of the hand."""
+
+LATE_BY = timedelta(minutes=2)
+"""How far back "from now on" may reach, so that filling in a form does not fail."""
+
+
+def rate_set(
+    *,
+    acting_user: Actor,
+    flavour: GpuFlavour,
+    micro_per_gpu_hour: int,
+    valid_from: datetime,
+    site_code: str = "",
+    book: str = "",
+    reason: str = "",
+) -> PriceRate:
+    """Put a rate in force from a moment until the next one that is set already.
+
+    The rate that holds at that moment ends there. A moment in the past is taken only where nothing was booked
+    with a price since; lines booked without one get their money by corrections. Invalid for a negative or
+    absurd price or a naive time, Conflict (`rate_already_booked`) for the past.
+    """
+    _may(acting_user)
+    if valid_from.tzinfo is None:
+        raise Invalid.field("valid_from", _("The time needs a zone."))
+    if micro_per_gpu_hour < 0:
+        raise Invalid.field("price", _("A price cannot be negative. 0 is a price: it costs nothing."))
+    if micro_per_gpu_hour > HIGHEST:
+        raise Invalid.field("price", _("This is more than 1,000,000 a GPU-hour. Check the amount."))
+    with transaction.atomic():
+        GpuFlavour.objects.select_for_update(no_key=True).get(pk=flavour.pk)
+        if valid_from < now() - LATE_BY:
+            _refuse_booked_past(flavour, site_code, valid_from)
+        found = list(
+            PriceRate.objects.select_for_update()
+            .filter(flavour=flavour, site_code=site_code)
+            .order_by("during")
+        )
+        before = next((r for r in reversed(found) if r.during.lower <= valid_from), None)
+        following = next((r for r in found if r.during.lower > valid_from), None)
+        if before is not None and before.during.lower == valid_from:
+            raise Conflict(
+                code="rate_starts_then",
+                detail=_("A price of this flavour starts at that very moment. Choose another time."),
+            )
+        old = None
+        if before is not None and (before.during.upper is None or before.during.upper > valid_from):
+            old = before.micro_per_gpu_hour
+            PriceRate.objects.filter(pk=before.pk).update(
+                during=(before.during.lower, valid_from), updated_at=now(), version=F("version") + 1
+            )
+        try:
+            with transaction.atomic():
+                rate = PriceRate.objects.create(
+                    flavour=flavour,
+                    site_code=site_code,
+                    micro_per_gpu_hour=micro_per_gpu_hour,
+                    during=(valid_from, following.during.lower if following else None),
+                    book=book.strip(),
+                    entered_by_name=acting_user.name,
+                )
+        except IntegrityError as error:
+            raise Conflict(
+                code="rate_overlaps", detail=_("Somebody set another price for that time just now. Load the page again.")
+            ) from error
+        rate.refresh_from_db()
+        audit_record(
+            acting_user=acting_user,
+            action="price.set",
+            subject=rate,
+            before={"micro_per_gpu_hour": old},
+            after={
+                "micro_per_gpu_hour": micro_per_gpu_hour,
+                "flavour": flavour.code,
+                "site": site_code,
+                "valid_from": valid_from.isoformat(),
+                "book": rate.book,
+            },
+            reason=reason,
+        )
+        _price_late(rate)
+        return rate
+
+
+def _may(acting_user: Actor) -> None:
+    if not acting_user.is_system:
+        policy = policy_of(acting_user.user)
+        policy.require(policy.keeps_books)
+
+
+def _touched(flavour: GpuFlavour, site_code: str, since: datetime) -> Q:
+    query = Q(kind=LedgerEntry.Kind.USAGE, flavour=flavour, ends_at__gt=since)
+    return query & Q(site_code=site_code) if site_code else query
+
+
+def _refuse_booked_past(flavour: GpuFlavour, site_code: str, valid_from: datetime) -> None:
+    priced = LedgerEntry.objects.filter(_touched(flavour, site_code, valid_from), rate_uid__isnull=False)
+    if priced.exists():
+        raise Conflict(
+            code="rate_already_booked",
+            detail=_(
+                "Lines after that time are booked with a price already. Choose a time from now on, or correct "
+                "single lines."
+            ),
+        )
+
+
+def _price_late(rate: PriceRate) -> None:
+    """Corrections for lines that were booked without a price while this rate holds; the incident ends when
+    none is left. A line that began before the rate, or ran past it, is left to a correction by hand.
+    """
+    lines = LedgerEntry.objects.filter(
+        _touched(rate.flavour, rate.site_code, rate.during.lower),
+        rate_uid=None,
+        starts_at__gte=rate.during.lower,
+        corrections=None,
+    )
+    if rate.during.upper is not None:
+        lines = lines.filter(ends_at__lte=rate.during.upper)
+    books = books_for_booking()
+    LedgerEntry.objects.bulk_create(
+        [
+            _priced(line, rate, books.month_for(line.local_day))
+            for line in lines.select_for_update(of=("self",), no_key=True)
+        ],
+        batch_size=1000,
+    )
+    for site in {"", rate.site_code, *_sites_of(rate)}:
+        if not unpriced(flavour_id=rate.flavour_id, site_code=site).exists():
+            incident_resolve(
+                dedupe_key=f"price_missing:{rate.flavour.code}:{site}", note=f"{rate.flavour.code}: price set"
+            )
+
+
+def _priced(line: LedgerEntry, rate: PriceRate, booked_month: date) -> LedgerEntry:
+    correction = correction_of(
+        line,
+        gpu_ms=0,
+        amount_micro=cost_micro(line.gpu_ms, rate.micro_per_gpu_hour),
+        reason=PRICED_LATE,
+        booked_month=booked_month,
+    )
+    correction.micro_per_gpu_hour = rate.micro_per_gpu_hour
+    correction.rate_uid = rate.uid
+    return correction
+
+
+def _sites_of(rate: PriceRate) -> set[str]:
+    return set(
+        LedgerEntry.objects.filter(flavour_id=rate.flavour_id, rate_uid=None).values_list("site_code", flat=True).distinct()
+    )
+
+
+def unpriced(*, flavour_id: int, site_code: str) -> QuerySet[LedgerEntry]:
+    """Lines booked without a price that no correction has given one."""
+    return LedgerEntry.objects.filter(
+        kind=LedgerEntry.Kind.USAGE, flavour_id=flavour_id, site_code=site_code, rate_uid=None
+    ).exclude(corrections__rate_uid__isnull=False)
