@@ -8,8 +8,12 @@ import json
 import logging
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from pool.agent import VERSION
+
+if TYPE_CHECKING:
+    from pool.agent.config import Config
 
 UNIT = """\
 [Unit]
@@ -45,11 +49,19 @@ def parser() -> argparse.ArgumentParser:
     enrol.add_argument("--ca-file", help="certificate authority of the installation, in PEM")
     enrol.add_argument("--job-account", help="account for people without one here (a root agent only)")
     enrol.add_argument("--work-dir", help="folder of the jobs' work folders")
-    commands.add_parser("run", help="run until stopped")
-    commands.add_parser("status", help="print what the running agent last wrote, as JSON")
+    run = commands.add_parser("run", help="run until stopped")
+    run.add_argument("--url", help="reach the installation at this address from now on")
+    run.add_argument("--ca-file", help="certificate authority of the installation, in PEM")
+    run.add_argument("--code-file", help="enrol first with the code in this file, when not enrolled")
+    run.add_argument("--job-account", help="account for people without one here (a root agent only)")
+    run.add_argument("--demo", action="store_true", help="a root agent runs unmapped people's jobs as nobody")
+    status = commands.add_parser("status", help="print what the running agent last wrote, as JSON")
     unit = commands.add_parser("systemd-unit", help="print a systemd unit for this file")
     unit.add_argument("--user", help="run as this account instead of root")
     commands.add_parser("version", help="print the version")
+    for command in (enrol, run, status, unit):
+        # Also after the command; SUPPRESS keeps the value that was given before it.
+        command.add_argument("--state", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return top
 
 
@@ -83,10 +95,22 @@ def _run(options: argparse.Namespace) -> int:
     from pool.agent.runner import AlreadyRunning, run_agent
 
     logging.basicConfig(level=options.log_level, format="%(asctime)s %(levelname)s %(message)s")
+    config.prepare(options.state)
     settings = config.load(options.state)
+    if options.job_account or options.demo:
+        settings.job_account = options.job_account or settings.job_account or "nobody"
+    if not settings.token and options.code_file and options.url:
+        problem = _enrol_from_file(options, settings)
+        if problem:
+            print(problem, file=sys.stderr)
+            return 1
     if not settings.token:
         print(f"not enrolled yet ({config.config_path(options.state)} has no token)", file=sys.stderr)
         return 1
+    if options.url:
+        settings.url = options.url.rstrip("/")
+        settings.ws_url = "ws" + settings.url[4:] + "/agent/ws/"
+    settings.ca_file = options.ca_file or settings.ca_file
     try:
         asyncio.run(run_agent(options.state, settings))
     except AlreadyRunning:
@@ -96,6 +120,20 @@ def _run(options: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return 1
     return 0
+
+
+def _enrol_from_file(options: argparse.Namespace, settings: Config) -> str | None:
+    """Use the code once and remove its file; a text when that did not work."""
+    from pool.agent.enrol import EnrolError, enrol
+
+    try:
+        with open(options.code_file) as handle:
+            code = handle.read().strip()
+        enrol(options.state, options.url, code, options.ca_file, settings)
+        os.unlink(options.code_file)
+    except (EnrolError, OSError) as error:
+        return str(error)
+    return None
 
 
 def _status(options: argparse.Namespace) -> int:

@@ -55,6 +55,7 @@ class Job:
         self.shim: subprocess.Popen[bytes] | None = None
         self.spawned_at = time.monotonic()
         self.kill_at: float | None = None
+        self.stop_told = False
         self.log = LogTail(self.path("output.log"), int(self.reported.get("offset") or 0), log_limit)
 
     def path(self, name: str) -> str:
@@ -87,6 +88,7 @@ class Job:
             "exit_code": ended.get("exit_code"),
             "signal": ended.get("signal"),
             "error": ended.get("error"),
+            "account": self.meta.get("account"),
         }
 
     def spawn(self) -> None:
@@ -181,8 +183,6 @@ class Job:
                 pass
         self.stop_told = self.run is not None
 
-    stop_told = False
-
     def report(self) -> None:
         """Put what changed into the outbox: log first, then the state, so that the end comes last."""
         if self.finished:
@@ -192,7 +192,7 @@ class Job:
             self.stop(str(order.get("signal") or "SIGTERM"), float(order.get("grace_s") or 0))
         state = self.state
         if state == "running" and self.reported.get("state") != "running":
-            self._tell()
+            self.tell()
         # While the installation is away, output waits in its own file rather than a second time in the
         # outbox.
         room = self.exit is not None or self.outbox.vital.waiting < LOG_BACKLOG
@@ -202,12 +202,13 @@ class Job:
             self.reported["offset"] = offset + size
             files.write_json(self.path("reported.json"), self.reported)
         if self.exit is not None:
-            self._tell()
+            self.tell()
             self._scrub()
         elif state != self.reported.get("state"):
-            self._tell()
+            self.tell()
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """Put the present state into the outbox and remember that it was told."""
         self.outbox.put(dict(self.describe(), t="job"))
         self.reported["state"] = self.state
         files.write_json(self.path("reported.json"), self.reported)
@@ -336,14 +337,24 @@ class Jobs:
         """Carry out a stop order. One for a job that never came here is answered with its end."""
         job = self.jobs.get((allocation, member))
         if job is None:
-            error = {"code": "not_here", "detail": "no such job on this node", "retryable": False}
-            message = {"t": "job", "allocation": allocation, "member": member, "state": "exited", "pid": None}
-            message.update(started_at=None, ended_at=utc_now(), exit_code=None, signal=None, error=error)
-            self.outbox.put(message)
+            self._tombstone(allocation, member)
         elif job.finished:
-            job._tell()
+            job.tell()
         else:
             job.stop(signal_name, grace_s)
+
+    def _tombstone(self, allocation: str, member: int) -> None:
+        """Remember a job that was stopped before it came: a start that is late finds it ended."""
+        if not SAFE.match(allocation):
+            return
+        folder = os.path.join(self.root, f"{allocation}.{member}")
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        meta = {"allocation": allocation, "member": member, "boot_id": boot_id(), "at": utc_now()}
+        files.write_json(os.path.join(folder, "meta.json"), meta)
+        job = Job(folder, self.outbox, self.log_limit)
+        job.give_up("exited", "not_here", "no such job on this node", False)
+        job.report()
+        self.jobs[(allocation, member)] = job
 
     def poll(self) -> None:
         for job in self.jobs.values():

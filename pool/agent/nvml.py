@@ -21,6 +21,7 @@ MIB = 1024 * 1024
 UINT_MAX = 0xFFFFFFFF
 ULL_MAX = 0xFFFFFFFFFFFFFFFF
 REINIT_SECONDS = 600
+REINIT_AFTER_ERROR = 10
 CARD_MEASURES = (
     "util",
     "sm",
@@ -99,10 +100,11 @@ class Nvml:
     # -- session ---------------------------------------------------------------------------------------------
 
     def ensure(self) -> None:
-        """Open the library, or open it anew after an error and every ten minutes (a lost card may be
-        back)."""
+        """Open the library, or open it anew ten seconds after an error and every ten minutes (a lost card
+        may be back)."""
         now = time.monotonic()
-        if self._open_since and not self._bad and now - self._open_since < REINIT_SECONDS:
+        age = now - self._open_since
+        if self._open_since and age < (REINIT_AFTER_ERROR if self._bad else REINIT_SECONDS):
             return
         if self._open_since:
             try:
@@ -230,6 +232,9 @@ class Nvml:
                     "profile": match.group(1) if match else None,
                     "gi": gi,
                     "ci": self.maybe(lambda part=part: checked(lib.nvmlDeviceGetComputeInstanceId(part))),
+                    "memory_mib": self.maybe(
+                        lambda part=part: checked(lib.nvmlDeviceGetMemoryInfo(part).total, ULL_MAX) // MIB
+                    ),
                     # Placement is readable by root alone; without it the installation keeps what it knew.
                     "start": int(info.placement.start) if info is not None else None,
                     "size": int(info.placement.size) if info is not None else None,

@@ -185,6 +185,7 @@ class Outbox:
     """Both lanes and the number sequence. Not thread-safe: the agent's event loop alone touches it."""
 
     WINDOW = 64
+    RESEND_SECONDS = 60.0
 
     def __init__(self, folder: str, max_sample_bytes: int = 64 * 1024 * 1024) -> None:
         self.folder = folder
@@ -200,6 +201,7 @@ class Outbox:
             known = 0
         self._seq = max(known, self.vital.last_seq, self.samples.last_seq) or int(time.time() * 1000)
         self._reserved = self._seq
+        self._acked_at = time.monotonic()
         self.on_message: list[Callable[[], None]] = []  # called after each put: wakes the sender
 
     def _next_seq(self) -> int:
@@ -228,10 +230,19 @@ class Outbox:
         return seq
 
     def acknowledge(self, seq: int) -> None:
+        """The installation has message `seq` durably: it may be forgotten here."""
+        self._acked_at = time.monotonic()
         if not self.vital.acknowledge(seq):
             self.samples.acknowledge(seq)
 
+    def overdue(self) -> bool:
+        """Whether what was sent has waited for any acknowledgement for a minute: time to send it again."""
+        waiting = self.vital.in_flight or self.samples.in_flight
+        return bool(waiting) and time.monotonic() - self._acked_at > self.RESEND_SECONDS
+
     def rewind(self) -> None:
+        """Send everything that is not acknowledged again, in order."""
+        self._acked_at = time.monotonic()
         self.vital.rewind()
         self.samples.rewind()
 

@@ -213,6 +213,9 @@ class Agent:
             await socket.ping()
             if asyncio.get_event_loop().time() - socket.last_received > SILENCE_SECONDS:
                 raise ws.WebSocketError("the installation is silent")
+            if self.outbox.overdue():
+                self.outbox.rewind()
+                self._wake.set()
             self._write_status()
             await asyncio.sleep(self.heartbeat_s)
 

@@ -69,6 +69,7 @@ class Telemetry:
                     events.append(event("gpu_back", at, gpu_uuid, {}))
         for key in [key for key in self._foreign if key not in present]:
             del self._foreign[key]
+            events.append(event("foreign_gone", utc_now(), key[0], {"pid": key[1]}))
         return events
 
     def xid_events(self, reports: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,0 +1,1 @@
+"""Executors: what makes a placed allocation run somewhere, one package for each outside system."""

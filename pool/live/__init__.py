@@ -1,0 +1,1 @@
+"""The socket to node agents."""

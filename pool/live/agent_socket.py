@@ -1,0 +1,175 @@
+"""The WebSocket of one node's agent (protocol: docs/agent.md).
+
+Parses, calls one service for each message, answers. A durable message is acknowledged after its transaction;
+one that fails to be written ends the connection, so that the agent sends it again, in order. Commands come
+from rows: at connect, at a poke through the node's group, and at each heartbeat for the case that a poke was
+lost.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import structlog
+from channels.db import database_sync_to_async
+from channels.generic.websocket import AsyncWebsocketConsumer
+from django.db import DatabaseError, InterfaceError
+
+from pool.selectors.agents import TokenAnswer, commands_open, token_check
+from pool.services import agent_inbox
+from pool.services.commands import command_acked, commands_sent, node_group
+from portal.kernel.errors import DomainError
+
+log = structlog.get_logger(__name__)
+SamplesSink = Callable[[int, dict[str, Any]], Awaitable[None]]
+MAX_BYTES = 4 * 1024 * 1024
+CLOSE_UNAUTHENTICATED, CLOSE_FORBIDDEN, CLOSE_PROTOCOL, CLOSE_REPLACED, CLOSE_AGAIN = (
+    4401,
+    4403,
+    4400,
+    4409,
+    1011,
+)
+RESEND_AFTER_BEATS = 2
+
+
+async def discard_samples(node_id: int, message: dict[str, Any]) -> None:
+    """The sink of a socket that was given none."""
+
+
+class AgentConsumer(AsyncWebsocketConsumer):
+    """One agent's connection. `on_samples(node_id, message)` returns once a batch of samples is durable."""
+
+    def __init__(self, on_samples: SamplesSink = discard_samples) -> None:
+        super().__init__()
+        self.on_samples = on_samples
+        self.node_id: int | None = None
+        self.greeted = False
+        self._sent: dict[str, int] = {}
+        self._beats = 0
+
+    async def connect(self) -> None:
+        """Check the token; a refusal is told in words before the close, as agents are read by people."""
+        await self.accept()
+        headers = {name.lower(): value for name, value in self.scope.get("headers", [])}
+        scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+        try:
+            answer = (
+                await database_sync_to_async(token_check)(token.strip())
+                if scheme.lower() == "bearer"
+                else TokenAnswer(None, "", "token_missing")
+            )
+        except (DatabaseError, InterfaceError):
+            await self.close(CLOSE_AGAIN)
+            return
+        if answer.code:
+            closing = CLOSE_FORBIDDEN if answer.code == "token_revoked" else CLOSE_UNAUTHENTICATED
+            await self.refuse(answer.code, "Enrol this node again with a new code.", closing)
+            return
+        self.node_id = answer.node_id
+
+    async def refuse(self, code: str, detail: str, closing: int) -> None:
+        """Say why, then close."""
+        log.info("agent_refused", code=code, node=self.node_id)
+        await self.say({"t": "refused", "code": code, "detail": detail})
+        self.node_id = None
+        await self.close(closing)
+
+    async def say(self, message: dict[str, Any]) -> None:
+        """Send one message."""
+        await self.send(text_data=json.dumps(message, ensure_ascii=False, separators=(",", ":")))
+
+    async def disconnect(self, code: int) -> None:
+        """Leave the node's group."""
+        if self.greeted and self.node_id is not None:
+            await self.channel_layer.group_discard(node_group(self.node_id), self.channel_name)
+
+    async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
+        """Take one message; what cannot be read ends the connection with 4400."""
+        if self.node_id is None:
+            return
+        try:
+            message = json.loads(text_data or "") if len(text_data or "") <= MAX_BYTES else None
+            kind = message["t"]
+        except (ValueError, TypeError, KeyError):
+            await self.close(CLOSE_PROTOCOL)
+            return
+        try:
+            if kind == "hello":
+                await self.hello(message)
+            elif not self.greeted:
+                await self.close(CLOSE_PROTOCOL)
+            elif kind == "heartbeat":
+                await database_sync_to_async(agent_inbox.agent_heartbeat)(node_id=self.node_id)
+                await self.send_commands(lost_pokes=True)
+            elif kind == "command_ack":
+                uid = str(message.get("command") or "")
+                self._sent.pop(uid, None)
+                await database_sync_to_async(command_acked)(node_id=self.node_id, uid=uid)
+            elif kind == "samples":
+                await self.samples(message)
+            elif kind in agent_inbox.DURABLE:
+                await database_sync_to_async(agent_inbox.agent_message)(node_id=self.node_id, message=message)
+                await self.say({"t": "ack", "seq": message["seq"]})
+        except DomainError as error:
+            await self.refuse(error.code, str(error.detail), CLOSE_FORBIDDEN)
+        except (DatabaseError, InterfaceError, KeyError, TypeError, ValueError) as error:
+            # Not acknowledged: after its pause the agent connects again and sends it again.
+            log.warning("agent_message_failed", node=self.node_id, kind=kind, error=repr(error)[:300])
+            await self.close(CLOSE_AGAIN)
+
+    async def hello(self, message: dict[str, Any]) -> None:
+        """Synchronise the node with what the agent says, welcome it, and send what waits for it."""
+        assert self.node_id is not None
+        welcome = await database_sync_to_async(agent_inbox.agent_hello)(node_id=self.node_id, message=message)
+        if not self.greeted:
+            self.greeted = True
+            group = node_group(self.node_id)
+            await self.channel_layer.group_send(group, {"type": "agent.replaced", "by": self.channel_name})
+            await self.channel_layer.group_add(group, self.channel_name)
+        await self.say(welcome)
+        await self.send_commands()
+
+    async def samples(self, message: dict[str, Any]) -> None:
+        """Hand samples to the sink; without its success there is no acknowledgement and the agent keeps
+        them."""
+        assert self.node_id is not None
+        try:
+            await self.on_samples(self.node_id, message)
+        except Exception as error:  # whatever the sink's trouble is, this connection also carries jobs
+            log.warning("agent_samples_failed", node=self.node_id, error=repr(error)[:300])
+            return
+        await self.say({"t": "ack", "seq": message["seq"]})
+
+    async def send_commands(self, lost_pokes: bool = False) -> None:
+        """Write open commands to the socket, each once a connection, again only when it stays unanswered."""
+        assert self.node_id is not None
+        commands = await database_sync_to_async(commands_open)(self.node_id)
+        self._beats += lost_pokes
+        fresh = []
+        for command in commands:
+            last = self._sent.get(command["command"])
+            if last is None or self._beats - last > RESEND_AFTER_BEATS:
+                self._sent[command["command"]] = self._beats
+                await self.say(command)
+                fresh.append(command["command"])
+        if fresh:
+            await database_sync_to_async(commands_sent)(node_id=self.node_id, uids=fresh)
+
+    async def agent_commands(self, event: dict[str, Any]) -> None:
+        """A poke: commands were added."""
+        if self.node_id is not None:
+            await self.send_commands()
+
+    async def agent_revoked(self, event: dict[str, Any]) -> None:
+        """A poke: the token ended."""
+        if self.node_id is not None:
+            await self.refuse("token_revoked", "This node's token was revoked.", CLOSE_FORBIDDEN)
+
+    async def agent_replaced(self, event: dict[str, Any]) -> None:
+        """A newer connection of the same node took over."""
+        if self.node_id is not None and event.get("by") != self.channel_name:
+            self.node_id = None
+            await self.close(CLOSE_REPLACED)

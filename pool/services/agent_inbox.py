@@ -1,0 +1,325 @@
+"""Messages of node agents, each taken in one transaction and counted once.
+
+Durable messages come in order of their `seq`; a node's `last_seq` moves in the same transaction as what the
+message changes, so one that was taken before is only acknowledged again. A message that makes no sense (an
+unknown or another node's allocation) is logged and counted: it must not block those behind it.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import structlog
+from django.conf import settings
+from django.db import transaction
+from django.utils.dateparse import parse_datetime
+
+from pool.models import AgentCommand, Allocation, AllocationLog, AllocationMember, Gpu, Node
+from pool.selectors.agents import HEARTBEAT_SECONDS, sample_seconds
+from pool.services.commands import START, STOP, command_send
+from pool.services.conditions import gpu_foreign_use_set
+from pool.services.inventory_report import gpu_returned, gpu_vanished, inventory_sync
+from pool.services.member_reports import member_ended, member_free, member_running, member_starting
+from portal.kernel.clock import now
+from portal.kernel.errors import Refused
+from portal.kernel.models import advance
+from portal.ops.models import Incident
+from portal.ops.outbox import outbox_add
+from portal.ops.services.incidents import incident_open, incident_resolve
+
+log = structlog.get_logger(__name__)
+DURABLE = ("job", "log", "free", "event")
+LOG_LIMIT_BYTES = 8 * 1024 * 1024
+ORPHAN_GRACE_S = 10
+FORGOTTEN_AFTER = timedelta(seconds=60)
+
+
+def _time(value: Any, default: datetime | None = None) -> datetime | None:
+    """An agent's ISO time; `default` where there is none or it is not one."""
+    try:
+        found = parse_datetime(str(value)) if value else None
+    except ValueError:
+        found = None
+    return found if found is not None and found.tzinfo is not None else default
+
+
+# -- hello and heartbeat
+# ---------------------------------------------------------------------------------------
+
+
+def agent_hello(*, node_id: int, message: dict[str, Any]) -> dict[str, Any]:
+    """Take an agent's introduction: the node's facts, its cards, its jobs. Returns the welcome.
+
+    Raises `Refused` (`token_of_another_node`) where the machine is not the one that was enrolled.
+    """
+    with transaction.atomic():
+        node = Node.objects.select_for_update(of=("self",)).select_related("cluster").get(pk=node_id)
+        machine = str(message.get("machine_id") or "")[:64]
+        foreign = bool(node.machine_id and machine != node.machine_id)
+        if not foreign:
+            _hello(node, message, machine)
+            welcome = {
+                "t": "welcome",
+                "node_uid": str(node.uid),
+                "heartbeat_s": HEARTBEAT_SECONDS,
+                "sample_s": sample_seconds(node),
+                "server_time": now().isoformat(),
+                "accounts": {},
+            }
+    if foreign:
+        incident_open(
+            kind="agent_token_stolen",
+            dedupe_key=f"agent_token_stolen:{node.uid}",
+            severity=Incident.Severity.CRITICAL,
+            subject=node,
+            facts={"hostname": str(message.get("hostname"))[:120], "expected": node.hostname},
+        )
+        raise Refused(code="token_of_another_node", detail="This token was given to another machine.")
+    return welcome
+
+
+def _hello(node: Node, message: dict[str, Any], machine: str) -> None:
+    at = now()
+    facts = dict(message.get("facts") or {})
+    run_as = message.get("run_as") or {}
+    gpus = message.get("gpus") or []
+    nvml = facts.get("nvml") or {}
+    said = _time(message.get("now"))
+    values: dict[str, Any] = {
+        "machine_id": machine,
+        "hostname": str(message.get("hostname") or node.hostname)[:255],
+        "facts": facts,
+        "os": str(facts.get("os") or "")[:120],
+        "kernel": str(facts.get("kernel") or "")[:120],
+        "driver": str(facts.get("driver") or "")[:32],
+        "cuda": str(facts.get("cuda") or "")[:16],
+        "run_as_root": bool(run_as.get("root")),
+        "agent_user": str(run_as.get("user") or "")[:64],
+        "agent_version": str(message.get("agent_version") or "")[:32],
+        "boot_id": str(message.get("boot_id") or "")[:64],
+        "clock_skew_ms": _skew(said, at),
+    }
+    for name in ("cpu_milli", "memory_mib"):
+        if facts.get(name):
+            values[name] = int(facts[name])
+    nvml_ok = bool(nvml.get("ok"))
+    if settings.GPUPOOL_DEMO and not node.simulated:
+        values["test_only"] = not gpus and not Gpu.objects.filter(node=node).exists()
+    advance(Node.objects.filter(pk=node.pk), **values)
+    node.refresh_from_db()
+    node_heard(node=node, at=at)
+    inventory_sync(node=node, gpus=gpus, nvml_ok=nvml_ok)
+    _nvml_state(node, nvml_ok, str(nvml.get("reason") or ""))
+    _jobs_compare(node, message.get("jobs") or [], at)
+
+
+def _skew(said: datetime | None, at: datetime) -> int | None:
+    """Milliseconds that the node's clock is ahead; None where it did not say."""
+    if said is None:
+        return None
+    return max(-(2**31), min(2**31 - 1, round((said - at).total_seconds() * 1000)))
+
+
+def _nvml_state(node: Node, ok: bool, reason: str) -> None:
+    key = f"nvml_broken:{node.uid}"
+    if ok:
+        incident_resolve(dedupe_key=key, note="NVML answers again.")
+    elif Gpu.objects.filter(node=node).exclude(condition=Gpu.Condition.RETIRED).exists():
+        incident_open(kind="nvml_broken", dedupe_key=key, subject=node, facts={"reason": reason})
+
+
+def node_heard(*, node: Node, at: datetime) -> None:
+    """Stamp a sign of life; a node that was late, suspect, lost or never heard of is healthy again."""
+    Node.objects.filter(pk=node.pk).update(last_heartbeat_at=at)
+    before = node.health
+    changed = advance(
+        Node.objects.filter(pk=node.pk).exclude(health=Node.Health.OK), health=Node.Health.OK, health_since=at
+    )
+    if changed:
+        outbox_add(
+            "pool.node_state",
+            {"node_uid": str(node.uid), "health": Node.Health.OK.value, "was": str(before)},
+            key=node.name,
+        )
+        incident_resolve(dedupe_key=f"node_lost:{node.uid}", note="The agent is back.")
+
+
+def agent_heartbeat(*, node_id: int) -> None:
+    """A sign of life: one UPDATE unless the node's health changes with it."""
+    if Node.objects.filter(pk=node_id, health=Node.Health.OK).update(last_heartbeat_at=now()):
+        return
+    with transaction.atomic():
+        node_heard(node=Node.objects.select_for_update().get(pk=node_id), at=now())
+
+
+def _jobs_compare(node: Node, jobs: list[dict[str, Any]], at: datetime) -> None:
+    """What the agent runs against what should run here: orphans are stopped, forgotten members have ended."""
+    told = {(str(job.get("allocation")), int(job.get("member") or 0)): job for job in jobs}
+    members = {
+        (str(item.allocation.uid), item.number): item
+        for item in AllocationMember.objects.filter(node=node)
+        .exclude(allocation__state=Allocation.State.ENDED)
+        .select_related("allocation")
+    }
+    for (uid, number), job in told.items():
+        if job.get("state") in ("starting", "running") and (uid, number) not in members:
+            allocation = Allocation.objects.filter(uid=uid).first()
+            if allocation is not None:
+                command_send(
+                    node=node,
+                    kind=STOP,
+                    allocation=allocation,
+                    member=number,
+                    payload={"grace_s": ORPHAN_GRACE_S, "signal": "SIGTERM"},
+                )
+            log.warning("agent_orphan_job", node=node.name, allocation=uid)
+    for key, member in members.items():
+        if key in told or member.state not in (
+            AllocationMember.State.STARTING,
+            AllocationMember.State.RUNNING,
+        ):
+            continue
+        taken = AgentCommand.objects.filter(
+            allocation=member.allocation, member=member.number, kind=START, acked_at__lt=at - FORGOTTEN_AFTER
+        ).exists()
+        if taken:
+            error = {
+                "code": "job_forgotten",
+                "detail": "The node no longer knows this job.",
+                "retryable": True,
+            }
+            member_ended(member=member, at=at, exit_code=None, signal=None, error=error, failed_start=False)
+
+
+# -- durable messages
+# ------------------------------------------------------------------------------------------
+
+
+def agent_message(*, node_id: int, message: dict[str, Any]) -> bool:
+    """Take one durable message. False when it was taken before."""
+    seq = int(message["seq"])
+    kind = str(message["t"])
+    with transaction.atomic():
+        fresh = Node.objects.filter(pk=node_id, last_seq__lt=seq).update(last_seq=seq)
+        if not fresh:
+            return False
+        node = Node.objects.select_related("cluster").get(pk=node_id)
+        {"job": _job, "log": _log, "free": _free, "event": _event}[kind](node, message)
+    return True
+
+
+def _member(node: Node, message: dict[str, Any]) -> AllocationMember | None:
+    """The member that a message is about, locked after its allocation; None where it is not this node's."""
+    try:
+        allocation = Allocation.objects.select_for_update().filter(uid=str(message["allocation"])).first()
+    except (ValueError, KeyError, TypeError):
+        allocation = None
+    except Exception as error:  # Django's ValidationError for what is no UUID
+        if type(error).__name__ != "ValidationError":
+            raise
+        allocation = None
+    if allocation is None:
+        log.warning("agent_unknown_allocation", node=node.name, kind=message.get("t"))
+        return None
+    member = (
+        AllocationMember.objects.select_for_update()
+        .filter(allocation=allocation, node=node, number=int(message.get("member") or 0))
+        .first()
+    )
+    if member is None:
+        log.warning("agent_foreign_allocation", node=node.name, allocation=str(allocation.uid))
+        return None
+    member.allocation = allocation
+    return member
+
+
+def _job(node: Node, message: dict[str, Any]) -> None:
+    member = _member(node, message)
+    if member is None:
+        return
+    state = message.get("state")
+    at = now()
+    if state == "starting":
+        member_starting(member=member)
+    elif state == "running":
+        member_running(
+            member=member,
+            at=_time(message.get("started_at"), at) or at,
+            pid=message.get("pid"),
+            account=str(message.get("account") or "")[:64],
+        )
+    elif state in ("exited", "failed_start"):
+        started = _time(message.get("started_at"))
+        if started is not None and state == "exited" and member.state == AllocationMember.State.STARTING:
+            # The job was so short that its running and its end were told together.
+            member_running(member=member, at=started, pid=message.get("pid"), account="")
+            member.refresh_from_db()
+        member_ended(
+            member=member,
+            at=_time(message.get("ended_at"), at) or at,
+            exit_code=message.get("exit_code"),
+            signal=message.get("signal"),
+            error=message.get("error"),
+            failed_start=state == "failed_start",
+        )
+
+
+def _log(node: Node, message: dict[str, Any]) -> None:
+    member = _member(node, message)
+    offset = int(message.get("offset") or 0)
+    if member is None or offset < 0 or offset >= LOG_LIMIT_BYTES:
+        return
+    AllocationLog.objects.bulk_create(
+        [
+            AllocationLog(
+                allocation_id=member.allocation_id,
+                member=member.number,
+                offset=offset,
+                data=str(message.get("data") or "").replace("\0", "\ufffd"),
+                at=now(),
+            )
+        ],
+        ignore_conflicts=True,
+    )
+
+
+def _free(node: Node, message: dict[str, Any]) -> None:
+    member = _member(node, message)
+    if member is None:
+        return
+    found = message.get("gpus") or {}
+    member_free(member=member, at=now(), found={str(uuid): dict(item) for uuid, item in found.items()})
+
+
+def _event(node: Node, message: dict[str, Any]) -> None:
+    """An event of a card. What it means for health is monitoring's to judge: it hears of it by the outbox."""
+    kind = str(message.get("kind") or "")[:32]
+    data = dict(message.get("data") or {})
+    uuid = message.get("gpu_uuid")
+    gpu = Gpu.objects.filter(node=node, uuid=str(uuid)).first() if uuid else None
+    at = _time(message.get("at"), now()) or now()
+    if kind == "nvml_broken":
+        _nvml_state(node, False, str(data.get("reason") or ""))
+    elif gpu is not None and kind == "gpu_lost":
+        gpu_vanished(gpu=gpu)
+    elif gpu is not None and kind == "gpu_back":
+        gpu_returned(gpu=gpu)
+    elif gpu is not None and kind in ("foreign_process", "foreign_gone"):
+        kept = [item for item in gpu.foreign_use if item.get("pid") != data.get("pid")]
+        if kind == "foreign_process":
+            process = {name: data.get(name) for name in ("pid", "name", "user", "mem_mib")}
+            kept.append(process | {"since": at.isoformat()})
+        gpu_foreign_use_set(gpu=gpu, processes=kept[-50:])
+    outbox_add(
+        "pool.agent_event",
+        {
+            "node_uid": str(node.uid),
+            "gpu_uid": str(gpu.uid) if gpu is not None else None,
+            "gpu_uuid": str(uuid) if uuid else None,
+            "kind": kind,
+            "at": at.isoformat(),
+            "data": data,
+        },
+        key=str(uuid or node.uid),
+    )

@@ -1,0 +1,94 @@
+"""What an executor confirmed of one member, written to its row. The allocation follows its members.
+
+Each function locks nothing itself: the caller holds the allocation's and the member's rows. Each is
+idempotent; a report that comes late (running after exited) changes nothing.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from django.utils.module_loading import import_string
+
+from pool.models import AllocationEvent, AllocationMember, Gpu
+from portal.kernel.clock import now
+
+State = AllocationMember.State
+# The services of allocations; named here because they call executors, which lie above this module.
+FOLLOW = "pool.services.allocations.allocation_follow_members"
+
+
+def _follow(member: AllocationMember, **what: Any) -> None:
+    """Let the allocation follow: running when all run, ending when one ended, ended when all were seen
+    free."""
+    import_string(FOLLOW)(allocation_id=member.allocation_id, **what)
+
+
+def _note(member: AllocationMember, kind: str, **facts: Any) -> None:
+    AllocationEvent.objects.create(
+        allocation_id=member.allocation_id,
+        at=now(),
+        kind=kind,
+        actor_name="agent",
+        facts={"member": member.number, "node": member.node.name, **facts},
+    )
+
+
+def member_starting(*, member: AllocationMember) -> None:
+    """The node has the order on its disk."""
+    changed = AllocationMember.objects.filter(pk=member.pk, state=State.RESERVED).update(state=State.STARTING)
+    if changed:
+        _note(member, "member_starting")
+
+
+def member_running(*, member: AllocationMember, at: datetime, pid: int | None, account: str) -> None:
+    """The command runs."""
+    changed = AllocationMember.objects.filter(
+        pk=member.pk, state__in=[State.RESERVED, State.STARTING]
+    ).update(state=State.RUNNING, started_at=at, pid=pid, account=account, external_id=str(pid or ""))
+    if changed:
+        _note(member, "member_running", pid=pid, account=account)
+        _follow(member)
+
+
+def member_ended(
+    *,
+    member: AllocationMember,
+    at: datetime,
+    exit_code: int | None,
+    signal: int | None,
+    error: dict[str, Any] | None,
+    failed_start: bool,
+) -> None:
+    """Nothing of the job is left on the node, or it never started. `error`: {code, detail, retryable} or
+    None."""
+    changed = (
+        AllocationMember.objects.filter(pk=member.pk)
+        .exclude(state__in=[State.EXITED, State.FREE])
+        .update(
+            state=State.EXITED,
+            ended_at=at,
+            exit_code=exit_code,
+            exit_signal=signal if signal is not None and signal >= 0 else None,
+        )
+    )
+    if changed:
+        kind = "member_start_failed" if failed_start else "member_exited"
+        _note(member, kind, exit_code=exit_code, signal=signal, error=error)
+        _follow(member, error=error, failed_start=failed_start)
+
+
+def member_free(*, member: AllocationMember, at: datetime, found: dict[str, dict[str, Any]]) -> None:
+    """The node looked at the member's cards: all free, or which are not and why ({uuid: {free, reason,
+    procs}})."""
+    busy = {uuid: item for uuid, item in found.items() if not item.get("free")}
+    free = [uuid for uuid in found if uuid not in busy]
+    Gpu.objects.filter(uuid__in=free, node=member.node).update(seen_free_at=at)
+    if not busy:
+        changed = AllocationMember.objects.filter(pk=member.pk, state__in=[State.EXITED, State.LOST]).update(
+            state=State.FREE, seen_free_at=at
+        )
+        if changed:
+            _note(member, "member_free")
+    _follow(member, busy=busy)
