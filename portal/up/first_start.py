@@ -22,7 +22,7 @@ def shipped_migrations() -> set[tuple[str, str]]:
 
     found: set[tuple[str, str]] = set()
     for config in apps.get_app_configs():
-        module_name = settings.MIGRATION_MODULES.get(config.label, f"{config.name}.migrations")
+        module_name = settings.MIGRATION_MODULES.get(config.label) or f"{config.name}.migrations"
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError:
@@ -79,7 +79,7 @@ def _squashed(unknown: set[tuple[str, str]]) -> bool:
     """Whether the migrations that are in the database only were replaced by ones on disk."""
     from django.db.migrations.loader import MigrationLoader
 
-    loader = MigrationLoader(None, ignore_no_initial=True)
+    loader = MigrationLoader(None)
     replaced = {item for migration in loader.disk_migrations.values() for item in migration.replaces}
     return unknown <= replaced
 

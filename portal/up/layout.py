@@ -83,6 +83,7 @@ class Layout:
             self.home.mkdir(exist_ok=True)
             self.logs.mkdir(exist_ok=True)
             (self.home / "media").mkdir(exist_ok=True)
+            (self.home / "static").mkdir(exist_ok=True)
             probe = self.root / f".write-{os.getpid()}"
             probe.touch()
             probe.unlink()

@@ -119,11 +119,11 @@ def main() -> int:
     gc.freeze()
     control.send(json.dumps({"loaded": True}).encode())
     while os.getppid() == parent:
-        ready, _, _ = select.select([control, wake_read], [], [], 2.0)
+        ready, _, _ = select.select([control.fileno(), wake_read], [], [], 2.0)
         if wake_read in ready:
             os.read(wake_read, 4096)
         _reap(control)
-        if control in ready:
+        if control.fileno() in ready:
             _fork(control, json.loads(control.recv(MESSAGE_LIMIT)))
     return 0
 

@@ -124,7 +124,8 @@ class Installation:
         """What status.json says, {} while there is none."""
         with contextlib.suppress(OSError, ValueError):
             found: dict[str, Any] = json.loads((self.home / "status.json").read_text())
-            return found
+            if found["supervisor"]["pid"] == self.process.pid:  # else it is an earlier start's
+                return found
         return {}
 
     def pid(self, name: str) -> int | None:
