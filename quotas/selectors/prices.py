@@ -45,9 +45,7 @@ def rates(*, flavour_id: int | None = None, site_code: str | None = None) -> Que
     return found.order_by("flavour__position", "flavour__name", "flavour_id", "site_code", "during")
 
 
-def price_spans(
-    *, flavour_id: int, site_code: str = "", since: datetime | None = None
-) -> list[PriceSpan]:
+def price_spans(*, flavour_id: int, site_code: str = "", since: datetime | None = None) -> list[PriceSpan]:
     """The prices of one flavour at one site as spans that do not overlap, for the billing engine."""
     return PriceBook.load([flavour_id], since=since).spans(flavour_id, site_code)
 

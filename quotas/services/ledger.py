@@ -22,9 +22,9 @@ from portal.kernel.units import cost_micro
 from portal.ops.services import incident_open
 from quotas.engine.billing import Cut, day_start, gpu_ms_between, local_day
 from quotas.models import LedgerEntry, UsageSpan
+from quotas.selectors.cutting import Cutter
 from quotas.selectors.prices import billing_zone
 from quotas.services.books import Books, books_for_booking
-from quotas.selectors.cutting import Cutter
 
 ENDED_EARLIER = "ended_earlier"
 """Reason code of corrections that the installation itself writes when a span ended before what was booked."""
@@ -80,7 +80,12 @@ def usage_span_close(*, key: uuid.UUID, ended_at: datetime) -> UsageSpan:
     NotFound for a key that was never opened. An end before the start counts as the start.
     """
     with transaction.atomic():
-        span = UsageSpan.objects.select_for_update(of=("self",)).select_related(*_RELATED).filter(key=key).first()
+        span = (
+            UsageSpan.objects.select_for_update(of=("self",))
+            .select_related(*_RELATED)
+            .filter(key=key)
+            .first()
+        )
         if span is None:
             raise NotFound(code="usage_span_unknown", detail="usage span")
         if span.ended_at is not None:
@@ -169,7 +174,9 @@ def line_of(span: UsageSpan, cut: Cut, cutter: Cutter, *, booked_month: date) ->
     )
 
 
-def correction_of(entry: LedgerEntry, *, gpu_ms: int, amount_micro: int, reason: str, booked_month: date) -> LedgerEntry:
+def correction_of(
+    entry: LedgerEntry, *, gpu_ms: int, amount_micro: int, reason: str, booked_month: date
+) -> LedgerEntry:
     """The (unsaved) correction of a line by signed figures; all else is the line's own."""
     copied = {
         field.attname: getattr(entry, field.attname)

@@ -29,7 +29,7 @@ MONEY_INCIDENTS = ("price_missing", "counters_differ", "ledger_differs")
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the checklist. `figures` fill the texts of the page; `ok` decides whether the month may close."""
+    """One line of the checklist. `figures` fill the texts of the page; `ok` lets the month close."""
 
     code: str
     ok: bool
@@ -37,8 +37,8 @@ class Check:
 
 
 def month_checks(*, month: date) -> list[Check]:
-    """What must hold before a month closes, in the order of the page. Reads only, except that the comparison of
-    the books may open or end its incident.
+    """What must hold before a month closes, in the order of the page. Reads only, except that the comparison
+    of the books may open or end its incident.
     """
     zone = billing_zone()
     start, end = month_bounds(month.year, month.month, zone)
@@ -49,7 +49,7 @@ def month_checks(*, month: date) -> list[Check]:
     unpriced = LedgerEntry.objects.filter(
         booked_month=month, kind=LedgerEntry.Kind.USAGE, rate_uid=None
     ).exclude(corrections__rate_uid__isnull=False)
-    incidents = Incident.objects.filter(kind__in=MONEY_INCIDENTS, opened_at__lt=end).exclude(state="closed")
+    incidents = Incident.objects.filter(kind__in=MONEY_INCIDENTS).exclude(state="closed")
     earlier = (
         LedgerEntry.objects.filter(booked_month__lt=month)
         .exclude(booked_month__in=LedgerMonth.objects.exclude(closed_at=None).values("month"))
@@ -134,7 +134,9 @@ def correction_book(
         if entry is None:
             raise NotFound(code="not_found", detail=_("There is no such line in the ledger."))
         if entry.kind != LedgerEntry.Kind.USAGE:
-            raise Conflict(code="correction_of_correction", detail=_("Correct the line itself, not its correction."))
+            raise Conflict(
+                code="correction_of_correction", detail=_("Correct the line itself, not its correction.")
+            )
         so_far = entry.corrections.aggregate(h=Sum("gpu_ms", default=0), m=Sum("amount_micro", default=0))
         if entry.gpu_ms + so_far["h"] + gpu_ms < 0 or entry.amount_micro + so_far["m"] + amount_micro < 0:
             raise Invalid.field("amount", _("This takes back more than the line and its corrections hold."))
@@ -155,4 +157,3 @@ def correction_book(
             department_id=entry.department_id_ref,
         )
         return correction
-

@@ -85,7 +85,8 @@ def rate_set(
                 )
         except IntegrityError as error:
             raise Conflict(
-                code="rate_overlaps", detail=_("Somebody set another price for that time just now. Load the page again.")
+                code="rate_overlaps",
+                detail=_("Somebody set another price for that time just now. Load the page again."),
             ) from error
         rate.refresh_from_db()
         audit_record(
@@ -123,8 +124,8 @@ def _refuse_booked_past(flavour: GpuFlavour, site_code: str, valid_from: datetim
         raise Conflict(
             code="rate_already_booked",
             detail=_(
-                "Lines after that time are booked with a price already. Choose a time from now on, or correct "
-                "single lines."
+                "Lines after that time are booked with a price already. "
+                "Choose a time from now on, or correct single lines."
             ),
         )
 
@@ -171,7 +172,9 @@ def _priced(line: LedgerEntry, rate: PriceRate, booked_month: date) -> LedgerEnt
 
 def _sites_of(rate: PriceRate) -> set[str]:
     return set(
-        LedgerEntry.objects.filter(flavour_id=rate.flavour_id, rate_uid=None).values_list("site_code", flat=True).distinct()
+        LedgerEntry.objects.filter(flavour_id=rate.flavour_id, rate_uid=None)
+        .values_list("site_code", flat=True)
+        .distinct()
     )
 
 

@@ -45,7 +45,8 @@ FROM (
     SELECT id, gpu_label,
            (charge_milli * (floor(extract(epoch FROM ended_at) * 1000)
                             - floor(extract(epoch FROM started_at) * 1000))::bigint) / 1000 AS should
-    FROM quotas_usagespan WHERE ended_at IS NOT NULL AND (%(since)s::timestamptz IS NULL OR ended_at >= %(since)s)
+    FROM quotas_usagespan
+    WHERE ended_at IS NOT NULL AND (%(since)s::timestamptz IS NULL OR ended_at >= %(since)s)
 ) s LEFT JOIN LATERAL (
     SELECT sum(gpu_ms) AS gpu_ms FROM quotas_ledgerentry
     WHERE span_id = s.id AND (kind = 'usage' OR reason = %(auto)s)

@@ -15,6 +15,7 @@ from quotas.services.ledger import usage_span_close, usage_span_open
 from quotas.services.prices import rate_set
 
 SHANGHAI = ZoneInfo("Asia/Shanghai")
+EPOCH = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 def at(text: str, zone: ZoneInfo | None = SHANGHAI) -> datetime:
@@ -35,7 +36,10 @@ class World:
     def request(self, department: Department | None = None, user: User | None = None) -> CapacityRequest:
         """A request as the ledger sees it."""
         return CapacityRequest.objects.create(
-            requester=user or self.user, department=department or self.vision, flavour=self.flavour, charge_milli=1000
+            requester=user or self.user,
+            department=department or self.vision,
+            flavour=self.flavour,
+            charge_milli=1000,
         )
 
     def lease(
@@ -101,13 +105,15 @@ def person(username: str, *roles: tuple[str, Department | None], name: str = "")
     """A person with roles."""
     user = User.objects.create_user(username, f"{username}@example.org", "x", display_name=name or username)
     for role, department in roles:
-        RoleBinding.objects.create(user=user, role=role, department=department)
+        RoleBinding.objects.create(user=user, role=role, department=department, valid_from=EPOCH)
     return user
 
 
 def named(department: Department, path: str, start: datetime, end: datetime | None = None) -> None:
     """What a department was called in a time."""
-    DepartmentName.objects.create(department=department, name=path.rpartition(" / ")[2], path=path, during=(start, end))
+    DepartmentName.objects.create(
+        department=department, name=path.rpartition(" / ")[2], path=path, during=(start, end)
+    )
 
 
 def world() -> World:

@@ -22,7 +22,8 @@ pytestmark = pytest.mark.django_db
 def rows() -> list[tuple[str, int, int]]:
     """(day, hours as ms, micro) of all lines in order."""
     return [
-        (f"{e.local_day:%m-%d}", e.gpu_ms, e.amount_micro) for e in LedgerEntry.objects.order_by("starts_at", "id")
+        (f"{e.local_day:%m-%d}", e.gpu_ms, e.amount_micro)
+        for e in LedgerEntry.objects.order_by("starts_at", "id")
     ]
 
 
@@ -138,6 +139,9 @@ def test_a_share_of_a_card_costs_its_share() -> None:
 def test_the_database_refuses_changes_of_the_ledger() -> None:
     w = world()
     w.lease(at("2026-06-15 10:00"), at("2026-06-15 12:00"))
-    for act in (lambda: LedgerEntry.objects.update(amount_micro=1), lambda: LedgerEntry.objects.all()._raw_delete("default")):
+    for act in (
+        lambda: LedgerEntry.objects.update(amount_micro=1),
+        lambda: LedgerEntry.objects.all()._raw_delete("default"),
+    ):
         with pytest.raises(DatabaseError), transaction.atomic():
             act()
