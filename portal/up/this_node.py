@@ -4,6 +4,7 @@
 so it is set anew each time; nothing else differs from an agent on another node.
 """
 
+import os
 import sys
 import urllib.parse
 from pathlib import Path
@@ -32,6 +33,9 @@ def main(state: str, url: str) -> int:
     socket_url = urllib.parse.urlsplit(url)
     settings.url = url
     settings.ws_url = f"ws://{socket_url.netloc}/agent/ws/"
+    if os.geteuid() == 0 and not settings.job_account:
+        # Jobs never run as root: people without an account on this machine get the one that owns nothing.
+        settings.job_account = os.environ.get("GPUPOOL_AGENT_JOB_ACCOUNT", "nobody")
     config.save(state, settings)
     return cli.main(["--state", state, "run"])
 
