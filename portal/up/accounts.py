@@ -7,6 +7,7 @@ root is shown as 65534.
 
 import ctypes
 import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -80,6 +81,14 @@ def _reaches(paths: list[Path]) -> bool:
     return True
 
 
+def _has_name(uid: int) -> bool:
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return True
+
+
 def _namespace_works(program: str) -> bool:
     if not shutil.which("unshare"):
         return False
@@ -91,7 +100,9 @@ def service_account(data: Path, program: str) -> Account:
     """The account for the servers whose data lie in the folder `data` (existing data decide by their
     owner)."""
     if os.geteuid() != 0:
-        return Account(os.geteuid())
+        # initdb wants a name for its account, which a container's made-up one does not have.
+        nameless = not _has_name(os.geteuid()) and _namespace_works(program)
+        return Account(os.geteuid(), _NAMESPACE if nameless else ())
     if data.exists() and any(data.iterdir()):
         owner = data.stat().st_uid
         if owner == SERVICE_UID and _reaches([data, Path(program)]):

@@ -50,7 +50,14 @@ def clean_environment(**extra: str) -> dict[str, str]:
 class Installation:
     """One run of `manage.py up` on a folder."""
 
-    def __init__(self, folder: Path, *words: str, prefix: tuple[str, ...] = (), **environment: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *words: str,
+        prefix: tuple[str, ...] = (),
+        python: str = sys.executable,
+        **environment: str,
+    ) -> None:
         self.folder = folder
         self.demo = "--demo" in words
         self.port = free_port()
@@ -58,7 +65,7 @@ class Installation:
         self.output = folder.parent / f"{folder.name}.out"
         command = [
             *prefix,
-            sys.executable,
+            python,
             "manage.py",
             "up",
             "--data",

@@ -224,17 +224,37 @@ def test_long_path_and_odd_characters(open_folder: Path) -> None:
 
 
 @pytest.mark.skipif(not BY_ROOT, reason="needs root to become another account")
-def test_plain_user(open_folder: Path) -> None:
-    folder = open_folder / "plain"
+@pytest.mark.parametrize("uid", [65534, 65533], ids=["named", "nameless"])
+def test_plain_user(open_folder: Path, uid: int) -> None:
+    folder = open_folder / f"plain-{uid}"
     folder.mkdir()
-    os.chown(folder, 65533, 65533)
-    prefix = ("setpriv", "--reuid=65533", "--regid=65533", "--clear-groups")
-    if subprocess.run([*prefix, sys.executable, "-c", "import django"], cwd=ROOT, check=False).returncode:
+    os.chown(folder, uid, uid)
+    prefix = (*_opened_home(open_folder), "setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
+    trial = subprocess.run([*prefix, sys.executable, "-c", "import django"], cwd=ROOT, check=False)
+    if trial.returncode:
         pytest.skip("the checkout or its Python is closed to other accounts here")
     with running(folder / "data", prefix=prefix, HOME=str(folder)) as installation:
         installation.wait_page()
         installation.wait_running()
-        assert {p.uids().real for p in installation.processes()} == {65533}
+        assert {p.uids().real for p in installation.processes()} == {uid}
+
+
+def _opened_home(scratch: Path) -> tuple[str, ...]:
+    """Words before a command that let another account reach this Python below a closed home (root's, say): in
+    a mount namespace of its own the home shows nothing but the folder that Python lies in."""
+    python = Path(sys.executable).resolve()
+    closed = [p for p in python.parents if not p.stat().st_mode & 0o001]
+    if not closed:
+        return ()
+    home = closed[-1]
+    kept = home / python.relative_to(home).parts[0]
+    aside = scratch / "aside"
+    aside.mkdir(exist_ok=True)
+    script = (
+        f"mount --bind {kept} {aside} && mount -t tmpfs -o mode=755 tmpfs {home} && mkdir -p {kept} && "
+        f'mount --bind {aside} {kept} && exec "$@"'
+    )
+    return ("unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh")
 
 
 @pytest.mark.skipif(not BY_ROOT, reason="only root needs another account for the database")
