@@ -34,7 +34,9 @@ class QuotaGrant(PublicModel):
     hard_cap = models.BigIntegerField(null=True, blank=True)
     weight = models.PositiveIntegerField(default=1)
     during = DateTimeRangeField()
-    lent_from = models.ForeignKey("self", on_delete=models.PROTECT, null=True, blank=True, related_name="lendings")
+    lent_from = models.ForeignKey(
+        "self", on_delete=models.PROTECT, null=True, blank=True, related_name="lendings"
+    )
     granted_by_name = models.CharField(max_length=200, blank=True)
     reason = models.TextField(blank=True)
 
@@ -61,14 +63,18 @@ class QuotaGrant(PublicModel):
 class QuotaUsage(models.Model):
     """Counters of one department and flavour, with the limits now in force on the same row.
 
-    `charged` is what reached this node (BEHAVIOUR 4's U), `total` all use in the subtree,
-    `total_noninterruptible` its part that may not be reclaimed. Changed only under row locks taken root → leaf
-    (quotas/services/usage.py).
+    `direct` is what was booked for this very department, `total` all use in the subtree, `charged` what
+    reached this node (BEHAVIOUR 4's U), the two `…noninterruptible` their parts that may not be reclaimed.
+    `direct` is the source; the others follow from it and from the tree, so that a moved department carries
+    its use along. `granted` tells that a grant is in force; without one the guarantee is the children's sum.
+    Changed only under row locks taken root → leaf (quotas/services/usage.py).
     """
 
     id = models.BigAutoField(primary_key=True)
     department = models.ForeignKey("accounts.Department", on_delete=models.PROTECT, related_name="usage_rows")
     flavour = models.ForeignKey(GpuFlavour, on_delete=models.PROTECT, related_name="usage_rows")
+    direct = models.BigIntegerField(default=0)
+    direct_noninterruptible = models.BigIntegerField(default=0)
     charged = models.BigIntegerField(default=0)
     total = models.BigIntegerField(default=0)
     total_noninterruptible = models.BigIntegerField(default=0)
@@ -77,6 +83,7 @@ class QuotaUsage(models.Model):
     lend_limit = models.BigIntegerField(null=True)
     hard_cap = models.BigIntegerField(null=True)
     weight = models.PositiveIntegerField(default=1)
+    granted = models.BooleanField(default=False)
     updated_at = models.DateTimeField()
 
     class Meta:
@@ -84,6 +91,8 @@ class QuotaUsage(models.Model):
             models.UniqueConstraint(fields=["department", "flavour"], name="usage_once"),
             models.CheckConstraint(
                 condition=Q(charged__gte=0)
+                & Q(direct_noninterruptible__gte=0)
+                & Q(direct__gte=F("direct_noninterruptible"))
                 & Q(total__gte=0)
                 & Q(total_noninterruptible__gte=0)
                 & Q(total_noninterruptible__lte=F("total"))
@@ -124,8 +133,8 @@ class UserLimit(PublicModel):
 class QuotaChange(PublicModel):
     """A department's ask for other numbers, or a lending between departments for a time.
 
-    Approved through the same ApprovalStep rows as a capacity request. What was asked, what was granted, old and
-    new numbers stay readable forever.
+    Approved through the same ApprovalStep rows as a capacity request. What was asked, what was granted, old
+    and new numbers stay readable forever.
     """
 
     class State(models.TextChoices):
@@ -135,9 +144,13 @@ class QuotaChange(PublicModel):
         REJECTED = "rejected", _("Rejected")
         WITHDRAWN = "withdrawn", _("Withdrawn")
 
-    department = models.ForeignKey("accounts.Department", on_delete=models.PROTECT, related_name="quota_changes")
+    department = models.ForeignKey(
+        "accounts.Department", on_delete=models.PROTECT, related_name="quota_changes"
+    )
     flavour = models.ForeignKey(GpuFlavour, on_delete=models.PROTECT)
-    requester = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="quota_changes")
+    requester = models.ForeignKey(
+        settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="quota_changes"
+    )
     last_editor = models.ForeignKey(
         settings.AUTH_USER_MODEL, on_delete=models.PROTECT, null=True, blank=True, related_name="+"
     )

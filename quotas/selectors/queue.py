@@ -1,0 +1,18 @@
+"""The queue as the scheduler reads it."""
+
+from __future__ import annotations
+
+from django.db.models import QuerySet
+
+from quotas.models import CapacityRequest
+
+
+def queued_requests() -> QuerySet[CapacityRequest]:
+    """Requests that wait for GPUs, oldest place first; a requeued one kept its place. Asks whose window
+    begins later are among them: the scheduler plans for windows.
+    """
+    return (
+        CapacityRequest.objects.filter(state=CapacityRequest.State.QUEUED)
+        .select_related("flavour", "department", "requester")
+        .order_by("queued_at", "id")
+    )

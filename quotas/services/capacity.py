@@ -1,0 +1,43 @@
+"""What exists of each flavour, told by the pool; guarantees are held against it."""
+
+from __future__ import annotations
+
+from django.db import transaction
+from django.utils.translation import gettext_lazy as _
+
+from portal.kernel.clock import now
+from portal.kernel.errors import Invalid
+from portal.ops.outbox import outbox_add
+from quotas.models import FlavourCapacity
+from quotas.services.locks import flavour_lock
+
+
+def capacity_write(
+    *, flavour_id: int, installed_milli: int, healthy_milli: int, largest_node_gpus: int
+) -> FlavourCapacity:
+    """Write the capacity of a flavour in milli-GPU. 0 ≤ healthy ≤ installed; raises Invalid otherwise.
+
+    Idempotent: the same figures write nothing. A lower capacity stops nothing that runs; new starts see it at
+    once, because the same lock guards debits. Topic ``quotas.limits_changed``.
+    """
+    if not 0 <= healthy_milli <= installed_milli or largest_node_gpus < 0:
+        raise Invalid(
+            code="capacity_invalid", detail=_("Healthy capacity lies between 0 and what is installed.")
+        )
+    values = {
+        "installed_milli": installed_milli,
+        "healthy_milli": healthy_milli,
+        "largest_node_gpus": largest_node_gpus,
+    }
+    found = FlavourCapacity.objects.filter(flavour_id=flavour_id).first()
+    if found is not None and all(getattr(found, key) == value for key, value in values.items()):
+        return found
+    with transaction.atomic():
+        flavour = flavour_lock(flavour_id)
+        row, _made = FlavourCapacity.objects.update_or_create(
+            flavour=flavour, defaults={**values, "updated_at": now()}
+        )
+        outbox_add(
+            "quotas.limits_changed", {"flavour": str(flavour.uid), "cause": "capacity"}, key=flavour.code
+        )
+        return row
