@@ -39,7 +39,9 @@ mkdir -p /opt/gpupool "$STATE"
 curl -fsS -o /opt/gpupool/agent.pyz.new "$URL/agent/agent.pyz"
 echo "{sha256}  /opt/gpupool/agent.pyz.new" | sha256sum -c --quiet -
 mv /opt/gpupool/agent.pyz.new /opt/gpupool/agent.pyz
-"$PYTHON" /opt/gpupool/agent.pyz --state "$STATE" enrol "$CODE" --url "$URL" ${{ACCOUNT:+--job-account "$ACCOUNT"}}
+set -- enrol "$CODE" --url "$URL"
+[ -z "$ACCOUNT" ] || set -- "$@" --job-account "$ACCOUNT"
+"$PYTHON" /opt/gpupool/agent.pyz --state "$STATE" "$@"
 "$PYTHON" /opt/gpupool/agent.pyz --state "$STATE" systemd-unit > /etc/systemd/system/gpupool-agent.service
 systemctl daemon-reload
 systemctl enable --now gpupool-agent.service
