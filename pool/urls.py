@@ -1,8 +1,26 @@
-"""Pages of this room."""
+"""Pages of pool."""
 
 from __future__ import annotations
 
-from typing import Any
+from django.urls import path
+
+from pool.web import views_leases, views_nodes
 
 app_name = "pool"
-urlpatterns: list[Any] = []
+urlpatterns = [
+    path("nodes/", views_nodes.node_list, name="nodes"),
+    path("nodes/import/", views_nodes.import_fleet, name="import-fleet"),
+    path("nodes/enrol/", views_nodes.enrol, name="enrol"),
+    path("nodes/<uuid:uid>/", views_nodes.node_detail, name="node"),
+    path("nodes/<uuid:uid>/<slug:act>/", views_nodes.node_act, name="node-act"),
+    path("gpus/<uuid:uid>/do/<slug:act>/", views_nodes.gpu_act, name="gpu-act"),
+    path("operations/", views_nodes.operations, name="operations"),
+    path("leases/", views_leases.lease_list, name="leases"),
+    path("leases/mine/cards/", views_leases.home_allocations, name="home-allocations"),
+    path("leases/<uuid:uid>/", views_leases.allocation_detail, name="allocation"),
+    path("leases/<uuid:uid>/log/", views_leases.allocation_log, name="allocation-log"),
+    path("leases/<uuid:uid>/log.txt", views_leases.allocation_log_download, name="allocation-log-download"),
+    path("leases/<uuid:uid>/do/<slug:act>/", views_leases.allocation_act, name="allocation-act"),
+    path("pool/progress/<uuid:uid>/", views_leases.request_progress, name="request-progress"),
+    path("pool/fit/", views_leases.fit, name="fit"),
+]

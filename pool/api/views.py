@@ -1,0 +1,287 @@
+"""API of pool: nodes, GPUs, allocations, queue. The same services as the pages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.models import QuerySet
+from django.http import StreamingHttpResponse
+from django.shortcuts import get_object_or_404
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_view
+from rest_framework import mixins
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from pool.api import serializers as s
+from pool.models import Allocation, Gpu, Node, QueueEntry
+from pool.selectors import pages
+from pool.selectors.logs import log_pieces
+from pool.services import allocations, conditions, nodes
+from portal.accounts.api.base import ApiViewSet
+from portal.kernel.api import check_if_match, etag
+from quotas.models import CapacityRequest
+
+
+def _text(name: str, description: str) -> OpenApiParameter:
+    return OpenApiParameter(name, OpenApiTypes.STR, description=description)
+
+
+@extend_schema_view(
+    list=extend_schema(
+        parameters=[
+            _text("site", "site code"),
+            _text("cluster", "cluster code"),
+            _text("health", "unknown, ok, late, suspect, lost"),
+            _text("schedulable", "open, cordoned, draining, maintenance"),
+            _text("name", "exact name"),
+        ]
+    )
+)
+class NodeViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiViewSet):
+    """Nodes. Decisions need a reason and the role of pool administrator."""
+
+    serializer_class = s.NodeSerializer
+    filter_params = {"site", "cluster", "health", "schedulable", "name"}
+    token_scope = "admin"
+    queryset = Node.objects.none()
+
+    def get_queryset(self) -> QuerySet[Node]:
+        found = pages.nodes_listed()
+        wanted = self.request.query_params
+        columns = {
+            "site": "cluster__site__code",
+            "cluster": "cluster__code",
+            "health": "health",
+            "schedulable": "schedulable",
+            "name": "name",
+        }
+        for name, column in columns.items():
+            if value := wanted.get(name):
+                found = found.filter(**{column: value})
+        return found
+
+    def retrieve(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+        node = self.get_object()
+        return Response(self.get_serializer(node).data, headers=etag(node.version))
+
+    def _answer(self, node: Node) -> Response:
+        fresh = pages.nodes_listed().filter(pk=node.pk).first() or node
+        return Response(self.get_serializer(fresh).data, headers=etag(node.version))
+
+    @extend_schema(request=s.ReasonSerializer, responses=s.NodeSerializer)
+    @action(detail=True, methods=["post"])
+    def cordon(self, request: Request, uid: str) -> Response:
+        """Place nothing new here."""
+        return self._decide(request, nodes.node_cordon)
+
+    @extend_schema(request=s.ReasonSerializer, responses=s.NodeSerializer)
+    @action(detail=True, methods=["post"])
+    def uncordon(self, request: Request, uid: str) -> Response:
+        """Open the node again."""
+        return self._decide(request, nodes.node_uncordon)
+
+    def _decide(self, request: Request, service: Any) -> Response:
+        nodes.require_pool_admin(self.actor, self.policy)
+        body = s.ReasonSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        node = self.get_object()
+        check_if_match(request, node.version)
+        return self._answer(service(acting_user=self.actor, node=node, reason=body.validated_data["reason"]))
+
+    @extend_schema(request=s.DrainSerializer, responses=s.NodeSerializer)
+    @action(detail=True, methods=["post"])
+    def drain(self, request: Request, uid: str) -> Response:
+        """Empty the node with notice."""
+        nodes.require_pool_admin(self.actor, self.policy)
+        body = s.DrainSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        node = self.get_object()
+        check_if_match(request, node.version)
+        nodes.node_drain(acting_user=self.actor, node=node, **body.validated_data)
+        node.refresh_from_db()
+        return self._answer(node)
+
+    @extend_schema(request=s.MaintenanceSerializer, responses=s.NodeSerializer)
+    @action(detail=True, methods=["post"])
+    def maintenance(self, request: Request, uid: str) -> Response:
+        """Take an empty node out of service."""
+        nodes.require_pool_admin(self.actor, self.policy)
+        body = s.MaintenanceSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        node = self.get_object()
+        check_if_match(request, node.version)
+        return self._answer(nodes.node_maintenance(acting_user=self.actor, node=node, **body.validated_data))
+
+
+@extend_schema_view(
+    list=extend_schema(
+        parameters=[
+            _text("site", "site code"),
+            _text("node", "node name"),
+            _text("flavour", "flavour code"),
+            _text("condition", "ok, suspect, fault, vanished"),
+            _text("uuid", "the card's UUID"),
+        ]
+    )
+)
+class GpuViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiViewSet):
+    """GPUs. Identity is the UUID, never the index."""
+
+    serializer_class = s.GpuSerializer
+    filter_params = {"site", "node", "flavour", "condition", "uuid"}
+    queryset = Gpu.objects.none()
+
+    def get_queryset(self) -> QuerySet[Gpu]:
+        found = Gpu.objects.exclude(condition=Gpu.Condition.RETIRED).select_related("node__cluster__site", "flavour")
+        columns = {
+            "site": "node__cluster__site__code",
+            "node": "node__name",
+            "flavour": "flavour__code",
+            "condition": "condition",
+            "uuid": "uuid",
+        }
+        for name, column in columns.items():
+            if value := self.request.query_params.get(name):
+                found = found.filter(**{column: value})
+        return found.order_by("node__name", "index", "id")
+
+    @extend_schema(request=s.ReasonSerializer, responses=s.GpuSerializer)
+    @action(detail=True, methods=["post"])
+    def cordon(self, request: Request, uid: str) -> Response:
+        """Take one card out of placement."""
+        return self._set(request, True)
+
+    @extend_schema(request=s.ReasonSerializer, responses=s.GpuSerializer)
+    @action(detail=True, methods=["post"])
+    def uncordon(self, request: Request, uid: str) -> Response:
+        """Put one card back."""
+        return self._set(request, False)
+
+    def _set(self, request: Request, cordoned: bool) -> Response:
+        nodes.require_pool_admin(self.actor, self.policy)
+        body = s.ReasonSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        gpu = self.get_object()
+        check_if_match(request, gpu.version)
+        conditions.gpu_cordon(
+            acting_user=self.actor, gpu=gpu, cordoned=cordoned, reason=body.validated_data["reason"]
+        )
+        return Response(self.get_serializer(gpu).data, headers=etag(gpu.version))
+
+
+@extend_schema_view(
+    list=extend_schema(
+        parameters=[
+            _text("state", "reserved, starting, running, stopping, ended"),
+            _text("open", "1: only those that still hold something"),
+            _text("holder", "user name"),
+            _text("department", "department code"),
+            _text("request", "uid of the request"),
+        ]
+    )
+)
+class AllocationViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiViewSet):
+    """Allocations that the person may see: own ones and those of departments they read."""
+
+    serializer_class = s.AllocationSerializer
+    filter_params = {"state", "open", "holder", "department", "request"}
+    token_scope = "request"
+    queryset = Allocation.objects.none()
+
+    def get_serializer_class(self) -> Any:
+        return s.AllocationDetailSerializer if self.action == "retrieve" else s.AllocationSerializer
+
+    def get_queryset(self) -> QuerySet[Allocation]:
+        found = pages.allocations_visible(self.policy).prefetch_related("members__node", "leases__gpu__node", "leases__mig_slice")
+        columns = {
+            "state": "state",
+            "holder": "holder__username",
+            "department": "department__code",
+            "request": "request__uid",
+        }
+        for name, column in columns.items():
+            if value := self.request.query_params.get(name):
+                found = found.filter(**{column: value})
+        if self.request.query_params.get("open") in ("1", "true"):
+            found = found.exclude(state=Allocation.State.ENDED)
+        return found.order_by("-id")
+
+    def retrieve(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+        found = self.get_object()
+        return Response(self.get_serializer(found).data, headers=etag(found.version))
+
+    def _answer(self, allocation: Allocation) -> Response:
+        allocation.refresh_from_db()
+        return Response(s.AllocationSerializer(allocation).data, headers=etag(allocation.version))
+
+    @extend_schema(request=s.ReleaseSerializer, responses=s.AllocationSerializer)
+    @action(detail=True, methods=["post"])
+    def release(self, request: Request, uid: str) -> Response:
+        """Give back early."""
+        return self._end(request, allocations.allocation_release)
+
+    @extend_schema(request=s.ReleaseSerializer, responses=s.AllocationSerializer)
+    @action(detail=True, methods=["post"])
+    def revoke(self, request: Request, uid: str) -> Response:
+        """Take back, as a pool administrator, with a reason."""
+        return self._end(request, allocations.allocation_revoke)
+
+    def _end(self, request: Request, service: Any) -> Response:
+        body = s.ReleaseSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        found = self.get_object()
+        check_if_match(request, found.version)
+        service(acting_user=self.actor, allocation=found, reason=body.validated_data["reason"])
+        return self._answer(found)
+
+    @extend_schema(request=s.ExtendSerializer, responses=s.AllocationSerializer)
+    @action(detail=True, methods=["post"])
+    def extend(self, request: Request, uid: str) -> Response:
+        """Ask for more time."""
+        body = s.ExtendSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        found = self.get_object()
+        check_if_match(request, found.version)
+        allocations.allocation_extend(
+            acting_user=self.actor, allocation=found, extra_s=body.validated_data["extra_s"]
+        )
+        return self._answer(found)
+
+    @extend_schema(
+        parameters=[OpenApiParameter("member", OpenApiTypes.INT, description="rank in the gang, from 0")],
+        responses={(200, "text/plain"): OpenApiTypes.STR},
+    )
+    @action(detail=True, methods=["get"])
+    def log(self, request: Request, uid: str) -> StreamingHttpResponse:
+        """The kept output of one member."""
+        found = self.get_object()
+        text = request.query_params.get("member", "0")
+        member = int(text) if text.isdigit() and len(text) < 6 else 0
+        return StreamingHttpResponse(
+            log_pieces(allocation_id=found.pk, member=member), content_type="text/plain; charset=utf-8"
+        )
+
+
+class QueueViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiViewSet):
+    """Why requests wait, as of the last plan. Addressed by the request's uid."""
+
+    serializer_class = s.QueueEntrySerializer
+    lookup_field = "request__uid"
+    lookup_url_kwarg = "uid"
+    queryset = QueueEntry.objects.none()
+
+    def get_queryset(self) -> QuerySet[QueueEntry]:
+        from django.db.models import Q
+
+        return (
+            QueueEntry.objects.filter(request__state=CapacityRequest.State.QUEUED)
+            .filter(self.policy.reads.q("request__department_id") | Q(request__requester=self.request.user))
+            .select_related("request")
+            .order_by("position", "request_id")
+        )
+
+    def retrieve(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+        entry = get_object_or_404(self.get_queryset(), request__uid=kwargs["uid"])
+        return Response(self.get_serializer(entry).data)

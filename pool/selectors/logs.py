@@ -1,0 +1,47 @@
+"""Output of running work, read back in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pool.models import AllocationLog
+
+TAIL_CHARS = 16_000
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The last lines of an output. `size` is its length in bytes as far as it is known here."""
+
+    lines: list[str]
+    size: int
+    more: bool
+
+
+def log_tail(*, allocation_id: int, member: int, chars: int = TAIL_CHARS) -> Tail:
+    """The last `chars` characters, cut at a line's start."""
+    pieces: list[str] = []
+    got = size = 0
+    newest = AllocationLog.objects.filter(allocation_id=allocation_id, member=member).order_by("-offset")
+    more = False
+    for piece in newest.values_list("offset", "data").iterator(chunk_size=8):
+        if not pieces:
+            size = piece[0] + len(piece[1].encode())
+        pieces.append(piece[1])
+        got += len(piece[1])
+        if got >= chars:
+            more = piece[0] > 0 or got > chars
+            break
+    text = "".join(reversed(pieces))
+    if got > chars:
+        text = text[-chars:]
+        text = text[text.find("\n") + 1 :]
+        more = True
+    return Tail(lines=text.splitlines(), size=size, more=more)
+
+
+def log_pieces(*, allocation_id: int, member: int) -> Iterator[str]:
+    """The whole kept output, piece by piece, in order."""
+    rows = AllocationLog.objects.filter(allocation_id=allocation_id, member=member).order_by("offset")
+    yield from rows.values_list("data", flat=True).iterator(chunk_size=16)

@@ -1,0 +1,166 @@
+"""What pool's pages and API read. Visibility: everybody sees the hardware; work is seen by its holder, by who
+reads its department, and by administrators and auditors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.models import Count, Prefetch, Q, QuerySet, Sum
+
+from pool.models import Allocation, AllocationMember, Cluster, Gpu, Lease, Node, QueueEntry, Site
+from portal.accounts.policy import Policy
+from portal.ops.models import Incident, TaskRun
+from quotas.models import CapacityRequest, FlavourCapacity
+
+
+def allocations_visible(policy: Policy) -> QuerySet[Allocation]:
+    """Allocations that this person may see."""
+    return Allocation.objects.filter(policy.reads.q("department_id") | Q(holder=policy.user)).select_related(
+        "holder", "department", "flavour", "request"
+    )
+
+
+def allocation_seen(policy: Policy, uid: Any) -> Allocation | None:
+    """One allocation with its members, leases and GPUs, or None when there is none to be seen."""
+    return (
+        allocations_visible(policy)
+        .filter(uid=uid)
+        .prefetch_related(
+            Prefetch("members", AllocationMember.objects.select_related("node__cluster__site").order_by("number")),
+            Prefetch("leases", Lease.objects.select_related("gpu__node", "mig_slice").order_by("member", "gpu__index")),
+        )
+        .first()
+    )
+
+
+def nodes_listed() -> QuerySet[Node]:
+    """Nodes with the figures of the list: GPUs, those in bad condition, those held (open leases)."""
+    return (
+        Node.objects.exclude(schedulable=Node.Schedulable.RETIRED)
+        .select_related("cluster__site")
+        .annotate(
+            gpu_total=Count("gpus", filter=~Q(gpus__condition=Gpu.Condition.RETIRED), distinct=True),
+            gpu_bad=Count("gpus", filter=~Q(gpus__condition__in=["ok", "retired"]), distinct=True),
+            gpu_held=Count("gpus", filter=Q(gpus__leases__ended_at=None, gpus__leases__isnull=False), distinct=True),
+        )
+        .order_by("name")
+    )
+
+
+def node_seen(uid: Any) -> Node | None:
+    """One node with its GPUs, slices and open leases."""
+    open_leases = Lease.objects.filter(ended_at=None).select_related(
+        "allocation__holder", "allocation__department", "allocation__request", "mig_slice"
+    )
+    gpus = (
+        Gpu.objects.exclude(condition=Gpu.Condition.RETIRED)
+        .select_related("flavour")
+        .prefetch_related(
+            Prefetch("leases", open_leases.order_by("id"), to_attr="open_leases"),
+            Prefetch("mig_slices", to_attr="slices_all"),
+        )
+        .order_by("index", "id")
+    )
+    return (
+        Node.objects.select_related("cluster__site")
+        .prefetch_related(Prefetch("gpus", gpus), "fabrics", "storages")
+        .filter(uid=uid)
+        .first()
+    )
+
+
+def pool_figures() -> dict[str, int]:
+    """Installed = allocated + free + maintenance + down, in milli-GPU, from per-GPU rows (one query each).
+
+    Down: condition not ok, or node lost or never heard of. Maintenance: node not open, or card cordoned. Held
+    capacity counts as allocated wherever it is; what a fraction leaves on a card counts as free.
+    """
+    counted = Gpu.objects.exclude(condition=Gpu.Condition.RETIRED).exclude(
+        node__schedulable=Node.Schedulable.RETIRED
+    )
+    rows = counted.values_list(
+        "id", "condition", "cordoned", "node__health", "node__schedulable", "foreign_use"
+    )
+    held: dict[int, int] = dict(
+        Lease.objects.filter(ended_at=None).values("gpu_id").annotate(c=Sum("charge")).values_list("gpu_id", "c")
+    )
+    out = {"installed": 0, "allocated": 0, "free": 0, "maintenance": 0, "down": 0, "foreign": 0}
+    for gpu_id, condition, cordoned, health, schedulable, foreign in rows:
+        used = min(1000, held.get(gpu_id, 0))
+        rest = 1000 - used
+        out["installed"] += 1000
+        out["allocated"] += used
+        if condition != Gpu.Condition.OK or health in (Node.Health.LOST, Node.Health.UNKNOWN):
+            out["down"] += rest
+        elif cordoned or schedulable != Node.Schedulable.OPEN:
+            out["maintenance"] += rest
+        elif foreign and not used:
+            out["foreign"] += rest
+        else:
+            out["free"] += rest
+    return out
+
+
+def free_by_flavour() -> dict[int, int]:
+    """Free milli-GPU per flavour on GPUs that may take work now."""
+    out: dict[int, int] = {}
+    held = dict(
+        Lease.objects.filter(ended_at=None).values("gpu_id").annotate(c=Sum("charge")).values_list("gpu_id", "c")
+    )
+    for gpu_id, flavour_id in Gpu.objects.filter(
+        condition=Gpu.Condition.OK,
+        cordoned=False,
+        foreign_use=[],
+        node__schedulable=Node.Schedulable.OPEN,
+        node__health__in=[Node.Health.OK, Node.Health.LATE],
+        flavour__isnull=False,
+    ).values_list("id", "flavour_id"):
+        out[flavour_id] = out.get(flavour_id, 0) + max(0, 1000 - held.get(gpu_id, 0))
+    return out
+
+
+def queue_listed(policy: Policy, limit: int = 20) -> list[QueueEntry]:
+    """The first places of the queue, with what each waits for; others' requests keep only their shape."""
+    return list(
+        QueueEntry.objects.filter(request__state=CapacityRequest.State.QUEUED)
+        .select_related("request__requester", "request__department", "request__flavour")
+        .order_by("position", "request_id")[:limit]
+    )
+
+
+def operations() -> dict[str, Any]:
+    """Everything the operations page opens with."""
+    return {
+        "figures": pool_figures(),
+        "nodes_bad": list(
+            Node.objects.exclude(schedulable=Node.Schedulable.RETIRED)
+            .filter(~Q(health__in=[Node.Health.OK, Node.Health.UNKNOWN]) | ~Q(schedulable=Node.Schedulable.OPEN))
+            .select_related("cluster__site")
+            .order_by("name")[:50]
+        ),
+        "incidents": list(Incident.objects.exclude(state="closed").order_by("-opened_at")[:10]),
+        "incidents_open": Incident.objects.exclude(state="closed").count(),
+        "executors": list(
+            Cluster.objects.select_related("site")
+            .annotate(
+                node_total=Count("nodes", filter=~Q(nodes__schedulable="retired")),
+                node_ok=Count("nodes", filter=Q(nodes__health__in=["ok", "late"])),
+                node_unknown=Count("nodes", filter=Q(nodes__health="unknown")),
+                node_lost=Count("nodes", filter=Q(nodes__health__in=["suspect", "lost"])),
+            )
+            .order_by("site__position", "name")
+        ),
+        "waiting": CapacityRequest.objects.filter(state=CapacityRequest.State.QUEUED).count(),
+        "running": Allocation.objects.exclude(state="ended").count(),
+        "runs": list(TaskRun.objects.order_by("-started_at")[:5]),
+    }
+
+
+def sites_and_clusters() -> tuple[list[Site], list[Cluster]]:
+    """For filters."""
+    return list(Site.objects.all()), list(Cluster.objects.select_related("site"))
+
+
+def capacities() -> list[FlavourCapacity]:
+    """Installed and healthy per flavour."""
+    return list(FlavourCapacity.objects.select_related("flavour").order_by("flavour__position", "flavour__name"))

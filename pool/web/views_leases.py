@@ -1,0 +1,223 @@
+"""Pages about allocations: list, one allocation, its log, extend, release; fragments for the request pages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.core.paginator import Paginator
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, StreamingHttpResponse
+from django.shortcuts import render
+from django.urls import reverse
+from django.utils.http import url_has_allowed_host_and_scheme
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_GET, require_POST
+
+from pool.models import Allocation, QueueEntry
+from pool.selectors import pages
+from pool.selectors.logs import log_pieces, log_tail
+from pool.services import allocations
+from pool.web.reasons import explain, explain_basis
+from portal.accounts.policy import Policy
+from portal.kernel.errors import DomainError
+from portal.ops.actor import actor_of
+from quotas.models import CapacityRequest
+
+PER_PAGE = 50
+
+
+def _policy(request: HttpRequest) -> Policy:
+    return request.policy  # type: ignore[attr-defined,no-any-return]
+
+
+def _allocation(request: HttpRequest, uid: Any) -> Allocation:
+    found = pages.allocation_seen(_policy(request), uid)
+    if found is None:
+        raise Http404
+    return found
+
+
+@login_required
+@require_GET
+def lease_list(request: HttpRequest) -> HttpResponse:
+    """Allocations: `whose` is mine (default) or all that I may see; `state` open (default), ended or all."""
+    policy = _policy(request)
+    whose = request.GET.get("whose", "mine" if not policy.administers_pool else "all")
+    state = request.GET.get("state", "open")
+    found = pages.allocations_visible(policy).prefetch_related("members__node")
+    if whose == "mine":
+        found = found.filter(holder=request.user)
+    if state == "open":
+        found = found.exclude(state=Allocation.State.ENDED)
+    elif state == "ended":
+        found = found.filter(state=Allocation.State.ENDED)
+    reason = request.GET.get("reason", "")
+    if reason in Allocation.EndReason.values:
+        found = found.filter(end_reason=reason)
+    page = Paginator(found.order_by("-id"), PER_PAGE).get_page(request.GET.get("page"))
+    context = {
+        "page_obj": page,
+        "whose": whose,
+        "state": state,
+        "sees_others": bool(policy.reads),
+        "reasons": Allocation.EndReason.choices,
+        "reason": reason,
+        "whose_options": [("mine", _("Mine")), ("all", _("All I may see"))],
+        "state_options": [("open", _("Open")), ("ended", _("Ended")), ("all", _("All"))],
+    }
+    return render(request, "pool/lease_list.html", context)
+
+
+@login_required
+@require_GET
+def allocation_detail(request: HttpRequest, uid: Any) -> HttpResponse:
+    """One allocation: time left, live figures (fragment), log, GPUs, where it runs, history, extend, release."""
+    allocation = _allocation(request, uid)
+    policy = _policy(request)
+    members = list(allocation.members.all())
+    mine = allocation.holder_id == request.user.pk
+    context = {
+        "allocation": allocation,
+        "ask": allocation.request,
+        "members": members,
+        "leases": list(allocation.leases.all()),
+        "node": members[0].node if members else None,
+        "events": list(allocation.events.order_by("-id")[:50]),
+        "case": allocation.reclaim_cases.order_by("-id").first(),
+        "tail": log_tail(allocation_id=allocation.pk, member=0),
+        "mine": mine,
+        "may_release": allocation.is_open and (mine or policy.administers_pool),
+        "may_extend": allocation.is_open and mine and allocation.expires_at is not None,
+        "may_revoke": allocation.is_open and not mine and policy.administers_pool,
+        "runs_as_agent": any(m.node.run_as_root is False for m in members),
+    }
+    return render(request, "pool/allocation_detail.html", context)
+
+
+def _back(request: HttpRequest, allocation: Allocation) -> HttpResponseRedirect:
+    target = request.POST.get("next", "")
+    if target and url_has_allowed_host_and_scheme(target, allowed_hosts={request.get_host()}):
+        return HttpResponseRedirect(target)
+    return HttpResponseRedirect(reverse("pool:allocation", args=[allocation.uid]))
+
+
+@login_required
+@require_POST
+def allocation_act(request: HttpRequest, uid: Any, act: str) -> HttpResponse:
+    """extend, release or revoke: by POST only; the service decides whether it may be."""
+    allocation = _allocation(request, uid)
+    actor = actor_of(request)
+    try:
+        if act == "release":
+            allocations.allocation_release(
+                acting_user=actor, allocation=allocation, reason=request.POST.get("reason", "")[:500]
+            )
+            messages.success(request, _("%(ref)s is being given back.") % {"ref": allocation.ref})
+        elif act == "extend":
+            try:
+                hours = float(request.POST.get("hours", ""))
+            except ValueError:
+                hours = 0.0
+            if not 0 < hours <= 24 * 90:
+                messages.error(request, _("Give the extension in hours, between 1 and 2160."))
+                return _back(request, allocation)
+            allocations.allocation_extend(acting_user=actor, allocation=allocation, extra_s=int(hours * 3600))
+            messages.success(request, _("%(ref)s was extended.") % {"ref": allocation.ref})
+        elif act == "revoke":
+            allocations.allocation_revoke(
+                acting_user=actor, allocation=allocation, reason=request.POST.get("reason", "")[:500]
+            )
+            messages.success(request, _("%(ref)s is being revoked.") % {"ref": allocation.ref})
+        else:
+            raise Http404
+    except DomainError as error:
+        messages.error(request, " ".join(str(p["detail"]) for p in error.errors) or str(error.detail))
+    return _back(request, allocation)
+
+
+@login_required
+@require_GET
+def allocation_log(request: HttpRequest, uid: Any) -> HttpResponse:
+    """The tail of one member's output as a fragment that refreshes itself while the work runs."""
+    allocation = _allocation(request, uid)
+    member = _member(request)
+    context = {
+        "allocation": allocation,
+        "member": member,
+        "tail": log_tail(allocation_id=allocation.pk, member=member),
+        "running": allocation.is_open,
+    }
+    return render(request, "pool/_log.html", context)
+
+
+def _member(request: HttpRequest) -> int:
+    text = request.GET.get("member", "0")
+    return int(text) if text.isdigit() and len(text) < 6 else 0
+
+
+@login_required
+@require_GET
+def allocation_log_download(request: HttpRequest, uid: Any) -> StreamingHttpResponse:
+    """The whole kept output of one member as text."""
+    allocation = _allocation(request, uid)
+    member = _member(request)
+    response = StreamingHttpResponse(
+        log_pieces(allocation_id=allocation.pk, member=member), content_type="text/plain; charset=utf-8"
+    )
+    response["Content-Disposition"] = f'attachment; filename="{allocation.ref}-{member}.log"'
+    return response
+
+
+@login_required
+@require_GET
+def home_allocations(request: HttpRequest) -> HttpResponse:
+    """Cards of my open allocations, for the researcher's home."""
+    mine = (
+        Allocation.objects.filter(holder=request.user)
+        .exclude(state=Allocation.State.ENDED)
+        .select_related("flavour", "request", "department")
+        .prefetch_related("members__node")
+        .order_by("-id")[:12]
+    )
+    return render(request, "pool/_home_allocations.html", {"allocations": list(mine)})
+
+
+@login_required
+@require_GET
+def request_progress(request: HttpRequest, uid: Any) -> HttpResponse:
+    """Why a request waits, or what it got: the scheduler's part of the request page."""
+    policy = _policy(request)
+    ask = CapacityRequest.objects.filter(uid=uid).select_related("flavour", "department").first()
+    if ask is None or not (ask.requester_id == request.user.pk or ask.department_id in policy.reads):
+        raise Http404
+    entry = QueueEntry.objects.filter(request=ask).first() if ask.state == CapacityRequest.State.QUEUED else None
+    allocation = (
+        Allocation.objects.filter(request=ask)
+        .select_related("flavour")
+        .prefetch_related("members__node", "leases__gpu")
+        .order_by("-id")
+        .first()
+    )
+    context: dict[str, Any] = {"ask": ask, "entry": entry, "allocation": allocation}
+    if entry is not None:
+        context["why"] = explain(entry.reason, entry.figures)
+        context["basis"] = explain_basis(entry.basis, entry.figures)
+        ahead = CapacityRequest.objects.filter(uid__in=entry.ahead[:3]).only("id", "uid", "requester_id", "department_id")
+        context["ahead"] = [
+            {"ref": a.ref, "uid": a.uid, "seen": a.requester_id == request.user.pk or a.department_id in policy.reads}
+            for a in ahead
+        ]
+    return render(request, "pool/_request_progress.html", context)
+
+
+@login_required
+@require_GET
+def fit(request: HttpRequest) -> HttpResponse:
+    """Free now per flavour, for the request form's panel."""
+    free = pages.free_by_flavour()
+    rows = [(c.flavour, free.get(c.flavour_id, 0), c) for c in pages.capacities()]
+    wanted = request.GET.get("flavour", "")
+    if wanted:
+        rows = [r for r in rows if r[0].code == wanted or str(r[0].pk) == wanted]
+    return render(request, "pool/_fit.html", {"rows": rows})
