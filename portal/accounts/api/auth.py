@@ -3,23 +3,20 @@ framework imports these classes while its own views are still loading."""
 
 from __future__ import annotations
 
-import hashlib
 from datetime import timedelta
 from typing import Any
 
 from django.db.models import Q
+from django.utils.functional import SimpleLazyObject
 from django.utils.translation import gettext_lazy as _
 from rest_framework import exceptions, permissions
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.request import Request
 
+from portal.accounts.hashes import token_hash
 from portal.accounts.models import ApiToken
+from portal.accounts.policy import policy_of
 from portal.kernel.clock import now
-
-
-def token_hash(value: str) -> str:
-    """What is stored of a token value (SHA-256; the value has 256 random bits, so no salt is needed)."""
-    return hashlib.sha256(value.encode()).hexdigest()
 
 
 class TokenAuthentication(BaseAuthentication):
@@ -40,7 +37,9 @@ class TokenAuthentication(BaseAuthentication):
             raise exceptions.AuthenticationFailed(_("This token is not valid, or no longer."), code="token_invalid")
         if token.last_used_at is None or moment - token.last_used_at > timedelta(minutes=1):
             ApiToken.objects.filter(pk=token.pk).update(last_used_at=moment)
-        return token.user, token
+        user = token.user
+        request._request.policy = SimpleLazyObject(lambda: policy_of(user))
+        return user, token
 
     def authenticate_header(self, request: Request) -> str:
         return 'Bearer realm="gpupool"'
@@ -56,7 +55,7 @@ class TokenScope(permissions.BasePermission):
         if not request.user or not request.user.is_authenticated:
             return False
         if not isinstance(request.auth, ApiToken):
-            return True
+            return not getattr(request.user, "must_change_password", False)
         scopes = set(request.auth.scopes)
         if request.method in SAFE:
             return bool(scopes)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from django.conf import settings
 from django.contrib.auth.models import AbstractBaseUser, PermissionsMixin, UserManager
 from django.core.validators import RegexValidator
 from django.db import models
+from django.utils.crypto import salted_hmac
 from django.utils.translation import gettext_lazy as _
 
 from portal.kernel.clock import now
@@ -43,6 +47,10 @@ class User(AbstractBaseUser, PermissionsMixin):
     must_change_password = models.BooleanField(default=False)
     date_joined = models.DateTimeField(default=now)
     suspended_at = models.DateTimeField(null=True, blank=True)
+    session_generation = models.PositiveIntegerField(
+        default=0, editable=False, help_text="raised to end all open sessions of this person"
+    )
+    version = models.PositiveIntegerField(default=1, editable=False)
 
     objects = UserManager()
 
@@ -63,6 +71,19 @@ class User(AbstractBaseUser, PermissionsMixin):
     def get_short_name(self) -> str:
         """The name in narrow places."""
         return self.display_name or self.username
+
+    def get_session_auth_hash(self) -> str:
+        """What ties sessions to this person's state: a new password or generation ends them all."""
+        return self._session_hash(None)
+
+    def get_session_auth_fallback_hash(self) -> Iterator[str]:
+        """The same under older secret keys, while a key is being changed."""
+        for secret in settings.SECRET_KEY_FALLBACKS:
+            yield self._session_hash(secret)
+
+    def _session_hash(self, secret: str | None) -> str:
+        value = f"{self.password}:{self.session_generation}"
+        return salted_hmac("portal.accounts.session", value, secret=secret, algorithm="sha256").hexdigest()
 
     @property
     def node_account(self) -> str:
