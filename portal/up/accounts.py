@@ -1,8 +1,9 @@
 """Under which system account the two servers run: PostgreSQL refuses to run as root.
 
-A plain user runs them as itself. Root hands them to the account `nobody` (65534); where that account cannot
-reach the programs or the data (a checkout below a closed home, say), they run in a user namespace in which
-root is shown as 65534.
+A plain user runs them as itself. Root hands them to the account `gpupool` where there is one, else to
+`daemon` (not to `nobody`: people's jobs may run as that one, and must not own the database). Where that
+account cannot reach the programs or the data (a checkout below a closed home, say), they run in a user
+namespace in which root is shown as another.
 """
 
 import ctypes
@@ -19,7 +20,8 @@ from typing import Any
 
 from portal.up.errors import UpError
 
-SERVICE_UID = 65534
+SERVICE_ACCOUNTS = ("gpupool", "daemon")
+SHOWN_UID = 65534  # the account that is shown inside a user namespace; it has a name everywhere
 _PR_SET_PDEATHSIG = 1
 
 
@@ -60,16 +62,26 @@ class Account:
             raise UpError(f"{path} is a link; remove it.")
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if path.stat().st_uid != self.uid:
-            os.chown(path, self.uid, self.uid if self.uid else -1)
+            os.chown(path, self.uid, self.popen.get("group", -1))
         path.chmod(0o700)
 
 
-_NAMESPACE = ("unshare", "--user", f"--map-user={SERVICE_UID}", f"--map-group={SERVICE_UID}", "--")
+_NAMESPACE = ("unshare", "--user", f"--map-user={SHOWN_UID}", f"--map-group={SHOWN_UID}", "--")
 
 
-def _switched() -> Account:
-    popen: dict[str, Any] = {"user": SERVICE_UID, "group": SERVICE_UID, "extra_groups": []}
-    return Account(SERVICE_UID, (), popen)
+def service_uid() -> int:
+    """The account that root gives the servers to; 0 where the system has none of them."""
+    for name in SERVICE_ACCOUNTS:
+        try:
+            return pwd.getpwnam(name).pw_uid
+        except KeyError:
+            continue
+    return 0
+
+
+def _switched(uid: int) -> Account:
+    popen: dict[str, Any] = {"user": uid, "group": pwd.getpwuid(uid).pw_gid, "extra_groups": []}
+    return Account(uid, (), popen)
 
 
 def _reaches(paths: list[Path]) -> bool:
@@ -103,18 +115,19 @@ def service_account(data: Path, program: str) -> Account:
         # initdb wants a name for its account, which a container's made-up one does not have.
         nameless = not _has_name(os.geteuid()) and _namespace_works(program)
         return Account(os.geteuid(), _NAMESPACE if nameless else ())
+    uid = service_uid()
     if data.exists() and any(data.iterdir()):
         owner = data.stat().st_uid
-        if owner == SERVICE_UID and _reaches([data, Path(program)]):
-            return _switched()
+        if owner and _has_name(owner) and _reaches([data, Path(program)]):
+            return _switched(owner)
         if owner == 0 and _namespace_works(program):
             return Account(0, _NAMESPACE)
-    elif _reaches([data, Path(program)]):
-        return _switched()
+    elif uid and _reaches([data, Path(program)]):
+        return _switched(uid)
     elif _namespace_works(program):
         return Account(0, _NAMESPACE)
     raise UpError(
-        f"PostgreSQL cannot run as root, the account nobody cannot reach {data} or {program}, "
+        f"PostgreSQL cannot run as root, no other account can reach {data} or {program}, "
         "and this system allows no user namespaces: start as a plain user, "
         "put the folder where others may pass, or give DATABASE_URL."
     )

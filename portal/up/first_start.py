@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import pkgutil
+import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,13 +89,16 @@ def prepare(what: dict[str, Any], report: Callable[..., None]) -> int:
     """Migrate; then make the administrator where there is nobody, and the enrolment code of this machine's
     agent.
 
-    `what`: demo (bool), password (str, used when the administrator is made), login (str), agent_state (folder
-    path). Reports `say` texts and at last `made` (bool).
+    `what`: demo (bool), given (bool: the database server is not ours), password (str, used when the
+    administrator is made), login (str), agent_state (folder path). Reports `say` texts and at last `made`
+    (bool).
     """
 
     def say(text: str) -> None:
         report(say=text)
 
+    if what["given"]:
+        ensure_given_database(os.environ["DATABASE_URL"], say)
     migrate(say)
     made = False
     if not what["demo"]:
@@ -103,16 +107,40 @@ def prepare(what: dict[str, Any], report: Callable[..., None]) -> int:
     return 0
 
 
+def ensure_given_database(url: str, say: Callable[[str], None]) -> None:
+    """Make the database on a given server where it is missing; SystemExit in one line where it cannot be
+    reached."""
+    import psycopg
+    import psycopg.sql
+
+    try:
+        psycopg.connect(url, connect_timeout=10).close()
+        return
+    except psycopg.OperationalError as error:
+        reason = str(error).strip().splitlines()[-1]
+    parts = urllib.parse.urlsplit(url)
+    name = urllib.parse.unquote(parts.path.lstrip("/"))
+    try:
+        with psycopg.connect(
+            parts._replace(path="/postgres").geturl(), connect_timeout=10, autocommit=True
+        ) as server:
+            if server.execute("SELECT 1 FROM pg_database WHERE datname = %s", [name]).fetchone():
+                raise SystemExit(f"the database {name} at DATABASE_URL cannot be opened: {reason}")
+            server.execute(psycopg.sql.SQL("CREATE DATABASE {}").format(psycopg.sql.Identifier(name)))
+    except psycopg.Error:
+        raise SystemExit(f"the database at DATABASE_URL cannot be reached: {reason}") from None
+    say(f"made the database {name}")
+
+
 def first_administrator(login: str, password: str) -> bool:
     """Make the administrator of an installation without people; False where somebody is there already."""
     from django.contrib.auth import get_user_model
 
     if get_user_model()._default_manager.exists():
         return False
-    from portal.accounts.services import first_administrator_create
+    from portal.accounts.services.first import first_administrator_create
 
-    first_administrator_create(login=login, password=password)
-    return True
+    return first_administrator_create(login=login, password=password)
 
 
 def agent_code(state: Path, say: Callable[[str], None]) -> bool:

@@ -225,6 +225,7 @@ class Supervisor:
         password = secrets.token_urlsafe(9)
         what = {
             "demo": self.options.demo,
+            "given": bool(self._servers_given[0]),
             "login": FIRST_LOGIN,
             "password": password,
             "agent_state": str(self.layout.home / "agent"),
@@ -406,7 +407,9 @@ class Supervisor:
         if self.stopping or (child.once and code == 0):
             return
         text = describe_exit(code)
-        if child.once:
+        if child.once and not self.ready:  # the start fails with this, and says so
+            self.status.incident(child.name, text)
+        elif child.once:
             self.warn(child.name, f"{text}; see {child.log}")
         elif child.wanted:
             self.warn(child.name, f"{text}; starting it again in {child.pause:g} s (see {child.log})")

@@ -80,6 +80,8 @@ def _fork(control: socket.socket, request: dict[str, Any]) -> None:
         ask()
         code = _child(control, request)
     except SystemExit as stop:
+        if isinstance(stop.code, str):
+            print(stop.code, file=sys.stderr)
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except BaseException:
         traceback.print_exc()

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from portal.up.accounts import SERVICE_ACCOUNTS
 from tests.up.installation import ROOT, Installation, clean_environment, gone, running, wait_for
 
 pytestmark = [pytest.mark.up, pytest.mark.serial]
@@ -87,7 +88,7 @@ def test_database_is_not_run_by_root_and_the_site_is_no_superuser(live: Installa
     pid = live.pid("postgres")
     assert pid is not None
     if BY_ROOT:
-        assert psutil.Process(pid).uids().real == 65534
+        assert psutil.Process(pid).username() in SERVICE_ACCOUNTS
     assert live.psql("SELECT rolsuper FROM pg_roles WHERE rolname = 'gpupool'") == "f"
 
 
