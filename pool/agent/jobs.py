@@ -191,8 +191,8 @@ class Job:
             order = files.read_json(self.path("stop.json")) or {}
             self.stop(str(order.get("signal") or "SIGTERM"), float(order.get("grace_s") or 0))
         state = self.state
-        if state == "running" and self.reported.get("state") != "running":
-            self.tell()
+        if self.run is not None and self.reported.get("state") != "running":
+            self.tell("running")  # also for a job that was over before anybody looked
         # While the installation is away, output waits in its own file rather than a second time in the
         # outbox.
         room = self.exit is not None or self.outbox.vital.waiting < LOG_BACKLOG
@@ -207,10 +207,13 @@ class Job:
         elif state != self.reported.get("state"):
             self.tell()
 
-    def tell(self) -> None:
-        """Put the present state into the outbox and remember that it was told."""
-        self.outbox.put(dict(self.describe(), t="job"))
-        self.reported["state"] = self.state
+    def tell(self, state: str | None = None) -> None:
+        """Put the present state (or one that was passed through) into the outbox and remember that it was."""
+        message = dict(self.describe(), t="job")
+        if state == "running" and self.exit is not None:
+            message.update(state=state, ended_at=None, exit_code=None, signal=None, error=None)
+        self.outbox.put(message)
+        self.reported["state"] = state or self.state
         files.write_json(self.path("reported.json"), self.reported)
 
     def _scrub(self) -> None:

@@ -250,11 +250,6 @@ def _job(node: Node, message: dict[str, Any]) -> None:
             account=str(message.get("account") or "")[:64],
         )
     elif state in ("exited", "failed_start"):
-        started = _time(message.get("started_at"))
-        if started is not None and state == "exited" and member.state == AllocationMember.State.STARTING:
-            # The job was so short that its running and its end were told together.
-            member_running(member=member, at=started, pid=message.get("pid"), account="")
-            member.refresh_from_db()
         member_ended(
             member=member,
             at=_time(message.get("ended_at"), at) or at,

@@ -133,7 +133,12 @@ def site(transactional_db: None, settings: Any) -> Iterator[Site]:
 
     def start() -> None:
         config = uvicorn.Config(
-            application, port=port, log_level="warning", lifespan="off", ws="websockets-sansio", timeout_graceful_shutdown=1
+            application,
+            port=port,
+            log_level="warning",
+            lifespan="off",
+            ws="websockets-sansio",
+            timeout_graceful_shutdown=1,
         )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
@@ -209,7 +214,9 @@ def kill_jobs(state: Path) -> None:
         for pid in {run.get("shim_pid"), run.get("pid")} - {None}:
             try:
                 started = Path(f"/proc/{pid}/stat").read_text()
-                if started.rsplit(")", 1)[1].split()[19] == str(run["ticks"] if pid == run["pid"] else run["shim_ticks"]):
+                if started.rsplit(")", 1)[1].split()[19] == str(
+                    run["ticks"] if pid == run["pid"] else run["shim_ticks"]
+                ):
                     os.kill(pid, signal.SIGKILL)
             except (OSError, IndexError):
                 continue
