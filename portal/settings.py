@@ -110,8 +110,12 @@ DATABASES = {"default": env.db_url("DATABASE_URL", default="postgres://postgres@
 DATABASES["default"]["CONN_MAX_AGE"] = 0
 DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
 _options = DATABASES["default"].setdefault("OPTIONS", {})
-_session = "-c gpupool.allow_truncate=on " if GPUPOOL_ENV == "test" else ""  # tests empty tables between cases
-_options.setdefault("options", _session + "-c lock_timeout=10s -c idle_in_transaction_session_timeout=60s -c jit=off")
+_session = (
+    "-c gpupool.allow_truncate=on " if GPUPOOL_ENV == "test" else ""
+)  # tests empty tables between cases
+_options.setdefault(
+    "options", _session + "-c lock_timeout=10s -c idle_in_transaction_session_timeout=60s -c jit=off"
+)
 if env.bool("GPUPOOL_DATABASE_POOL", GPUPOOL_ENV != "test"):
     _options["pool"] = {"min_size": 1, "max_size": env.int("GPUPOOL_DATABASE_POOL_SIZE", 16), "timeout": 10}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
@@ -222,7 +226,9 @@ USE_THOUSAND_SEPARATOR = False
 # Security -----------------------------------------------------------------------------------------------
 
 _https = _base.scheme == "https"
-SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if env.bool("GPUPOOL_BEHIND_PROXY", False) else None
+SECURE_PROXY_SSL_HEADER = (
+    ("HTTP_X_FORWARDED_PROTO", "https") if env.bool("GPUPOOL_BEHIND_PROXY", False) else None
+)
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = _https
 SECURE_HSTS_SECONDS = 31536000 if _https else 0
 SECURE_CONTENT_TYPE_NOSNIFF = True

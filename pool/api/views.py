@@ -134,7 +134,9 @@ class GpuViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiViewSet):
     queryset = Gpu.objects.none()
 
     def get_queryset(self) -> QuerySet[Gpu]:
-        found = Gpu.objects.exclude(condition=Gpu.Condition.RETIRED).select_related("node__cluster__site", "flavour")
+        found = Gpu.objects.exclude(condition=Gpu.Condition.RETIRED).select_related(
+            "node__cluster__site", "flavour"
+        )
         columns = {
             "site": "node__cluster__site__code",
             "node": "node__name",
@@ -194,7 +196,9 @@ class AllocationViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiVie
         return s.AllocationDetailSerializer if self.action == "retrieve" else s.AllocationSerializer
 
     def get_queryset(self) -> QuerySet[Allocation]:
-        found = pages.allocations_visible(self.policy).prefetch_related("members__node", "leases__gpu__node", "leases__mig_slice")
+        found = pages.allocations_visible(self.policy).prefetch_related(
+            "members__node", "leases__gpu__node", "leases__mig_slice"
+        )
         columns = {
             "state": "state",
             "holder": "holder__username",

@@ -37,7 +37,9 @@ class AgentToken(models.Model):
 
     class Meta:
         constraints = [
-            models.UniqueConstraint(fields=["node"], condition=Q(revoked_at=None), name="agent_token_one_valid"),
+            models.UniqueConstraint(
+                fields=["node"], condition=Q(revoked_at=None), name="agent_token_one_valid"
+            ),
         ]
 
     def __str__(self) -> str:
@@ -69,7 +71,9 @@ class AgentCommand(PublicModel):
         ]
         indexes = [
             models.Index(
-                fields=["node", "id"], name="agent_command_open", condition=Q(acked_at=None, cancelled_at=None)
+                fields=["node", "id"],
+                name="agent_command_open",
+                condition=Q(acked_at=None, cancelled_at=None),
             ),
         ]
 

@@ -38,9 +38,13 @@ class Allocation(PublicModel):
         START_FAILED = "start_failed", _("Could not start")
         SUSPENDED = "suspended", _("Holder suspended")
 
-    request = models.ForeignKey("quotas.CapacityRequest", on_delete=models.PROTECT, related_name="allocations")
+    request = models.ForeignKey(
+        "quotas.CapacityRequest", on_delete=models.PROTECT, related_name="allocations"
+    )
     holder = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="allocations")
-    department = models.ForeignKey("accounts.Department", on_delete=models.PROTECT, related_name="allocations")
+    department = models.ForeignKey(
+        "accounts.Department", on_delete=models.PROTECT, related_name="allocations"
+    )
     flavour = models.ForeignKey(
         "quotas.GpuFlavour", on_delete=models.PROTECT, null=True, blank=True, related_name="allocations"
     )
@@ -161,7 +165,9 @@ class AllocationLog(models.Model):
     at = models.DateTimeField(default=now)
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["allocation", "member", "offset"], name="log_piece_once")]
+        constraints = [
+            models.UniqueConstraint(fields=["allocation", "member", "offset"], name="log_piece_once")
+        ]
 
     def __str__(self) -> str:
         return f"{self.allocation_id}[{self.member}]@{self.offset}"

@@ -45,7 +45,10 @@ class Gpu(PublicModel):
 
     class Meta:
         ordering = ["node_id", "index", "id"]
-        indexes = [models.Index(fields=["node", "index"], name="gpu_node"), models.Index(fields=["flavour"], name="gpu_flavour")]
+        indexes = [
+            models.Index(fields=["node", "index"], name="gpu_node"),
+            models.Index(fields=["flavour"], name="gpu_flavour"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.node_id}/{self.index}"
@@ -81,5 +84,3 @@ class MigSlice(PublicModel):
     def end(self) -> int:
         """One past the last memory slot."""
         return self.start + self.size
-
-

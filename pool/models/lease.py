@@ -23,7 +23,9 @@ class Lease(PublicModel):
     allocation = models.ForeignKey(Allocation, on_delete=models.PROTECT, related_name="leases")
     member = models.PositiveSmallIntegerField(default=0)
     gpu = models.ForeignKey(Gpu, on_delete=models.PROTECT, related_name="leases")
-    mig_slice = models.ForeignKey(MigSlice, on_delete=models.PROTECT, null=True, blank=True, related_name="leases")
+    mig_slice = models.ForeignKey(
+        MigSlice, on_delete=models.PROTECT, null=True, blank=True, related_name="leases"
+    )
     charge = models.PositiveIntegerField()
     memory_mib = models.PositiveIntegerField(default=0, help_text="memory promised; 0: all of it")
     started_at = models.DateTimeField()
@@ -33,7 +35,9 @@ class Lease(PublicModel):
         constraints = [
             models.CheckConstraint(condition=Q(charge__gte=1) & Q(charge__lte=1000), name="lease_charge"),
             models.UniqueConstraint(
-                fields=["mig_slice"], condition=Q(ended_at=None, mig_slice__isnull=False), name="lease_slice_once"
+                fields=["mig_slice"],
+                condition=Q(ended_at=None, mig_slice__isnull=False),
+                name="lease_slice_once",
             ),
         ]
         indexes = [

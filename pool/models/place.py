@@ -159,5 +159,3 @@ class Dataset(PublicModel):
 
     def __str__(self) -> str:
         return self.name
-
-

@@ -22,7 +22,9 @@ class SchedulingPolicy(PublicModel):
 
     class Meta:
         constraints = [
-            models.UniqueConstraint(fields=["active"], condition=Q(active=True), name="scheduling_policy_one_active"),
+            models.UniqueConstraint(
+                fields=["active"], condition=Q(active=True), name="scheduling_policy_one_active"
+            ),
         ]
 
     def __str__(self) -> str:
@@ -61,7 +63,9 @@ class QueueEntry(models.Model):
     figures = models.JSONField(default=dict)
     start_from = models.DateTimeField(null=True, blank=True)
     start_to = models.DateTimeField(null=True, blank=True)
-    basis = models.CharField(max_length=48, blank=True, help_text="code of what the range rests on; empty: none")
+    basis = models.CharField(
+        max_length=48, blank=True, help_text="code of what the range rests on; empty: none"
+    )
     planned_at = models.DateTimeField()
 
     def __str__(self) -> str:
@@ -96,7 +100,9 @@ class ReclaimCase(PublicModel):
 
     class Meta:
         constraints = [
-            models.UniqueConstraint(fields=["allocation"], condition=Q(closed_at=None), name="reclaim_one_open"),
+            models.UniqueConstraint(
+                fields=["allocation"], condition=Q(closed_at=None), name="reclaim_one_open"
+            ),
         ]
 
     def __str__(self) -> str:

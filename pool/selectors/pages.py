@@ -26,8 +26,13 @@ def allocation_seen(policy: Policy, uid: Any) -> Allocation | None:
         allocations_visible(policy)
         .filter(uid=uid)
         .prefetch_related(
-            Prefetch("members", AllocationMember.objects.select_related("node__cluster__site").order_by("number")),
-            Prefetch("leases", Lease.objects.select_related("gpu__node", "mig_slice").order_by("member", "gpu__index")),
+            Prefetch(
+                "members", AllocationMember.objects.select_related("node__cluster__site").order_by("number")
+            ),
+            Prefetch(
+                "leases",
+                Lease.objects.select_related("gpu__node", "mig_slice").order_by("member", "gpu__index"),
+            ),
         )
         .first()
     )
@@ -41,7 +46,9 @@ def nodes_listed() -> QuerySet[Node]:
         .annotate(
             gpu_total=Count("gpus", filter=~Q(gpus__condition=Gpu.Condition.RETIRED), distinct=True),
             gpu_bad=Count("gpus", filter=~Q(gpus__condition__in=["ok", "retired"]), distinct=True),
-            gpu_held=Count("gpus", filter=Q(gpus__leases__ended_at=None, gpus__leases__isnull=False), distinct=True),
+            gpu_held=Count(
+                "gpus", filter=Q(gpus__leases__ended_at=None, gpus__leases__isnull=False), distinct=True
+            ),
         )
         .order_by("name")
     )
@@ -82,7 +89,10 @@ def pool_figures() -> dict[str, int]:
         "id", "condition", "cordoned", "node__health", "node__schedulable", "foreign_use"
     )
     held: dict[int, int] = dict(
-        Lease.objects.filter(ended_at=None).values("gpu_id").annotate(c=Sum("charge")).values_list("gpu_id", "c")
+        Lease.objects.filter(ended_at=None)
+        .values("gpu_id")
+        .annotate(c=Sum("charge"))
+        .values_list("gpu_id", "c")
     )
     out = {"installed": 0, "allocated": 0, "free": 0, "maintenance": 0, "down": 0, "foreign": 0}
     for gpu_id, condition, cordoned, health, schedulable, foreign in rows:
@@ -105,7 +115,10 @@ def free_by_flavour() -> dict[int, int]:
     """Free milli-GPU per flavour on GPUs that may take work now."""
     out: dict[int, int] = {}
     held = dict(
-        Lease.objects.filter(ended_at=None).values("gpu_id").annotate(c=Sum("charge")).values_list("gpu_id", "c")
+        Lease.objects.filter(ended_at=None)
+        .values("gpu_id")
+        .annotate(c=Sum("charge"))
+        .values_list("gpu_id", "c")
     )
     for gpu_id, flavour_id in Gpu.objects.filter(
         condition=Gpu.Condition.OK,
@@ -134,7 +147,9 @@ def operations() -> dict[str, Any]:
         "figures": pool_figures(),
         "nodes_bad": list(
             Node.objects.exclude(schedulable=Node.Schedulable.RETIRED)
-            .filter(~Q(health__in=[Node.Health.OK, Node.Health.UNKNOWN]) | ~Q(schedulable=Node.Schedulable.OPEN))
+            .filter(
+                ~Q(health__in=[Node.Health.OK, Node.Health.UNKNOWN]) | ~Q(schedulable=Node.Schedulable.OPEN)
+            )
             .select_related("cluster__site")
             .order_by("name")[:50]
         ),
@@ -163,4 +178,6 @@ def sites_and_clusters() -> tuple[list[Site], list[Cluster]]:
 
 def capacities() -> list[FlavourCapacity]:
     """Installed and healthy per flavour."""
-    return list(FlavourCapacity.objects.select_related("flavour").order_by("flavour__position", "flavour__name"))
+    return list(
+        FlavourCapacity.objects.select_related("flavour").order_by("flavour__position", "flavour__name")
+    )

@@ -30,7 +30,9 @@ def capacity_refresh() -> None:
             row["flavour_id"]: (row["installed"], row["healthy"])
             for row in Gpu.objects.filter(flavour__isnull=False)
             .values("flavour_id")
-            .annotate(installed=Count("id", filter=installed_rule), healthy=Count("id", filter=healthy_gpus()))
+            .annotate(
+                installed=Count("id", filter=installed_rule), healthy=Count("id", filter=healthy_gpus())
+            )
             .order_by("flavour_id")
         }
         largest: dict[int, int] = {}

@@ -67,7 +67,9 @@ def gpu_cordon(*, acting_user: Actor, gpu: Gpu, cordoned: bool, reason: str) -> 
         raise Invalid.field("reason", _("Say why."), code="reason_missing")
     with transaction.atomic():
         changed = advance(
-            Gpu.objects.filter(pk=gpu.pk).exclude(cordoned=cordoned), cordoned=cordoned, cordon_reason=reason.strip()
+            Gpu.objects.filter(pk=gpu.pk).exclude(cordoned=cordoned),
+            cordoned=cordoned,
+            cordon_reason=reason.strip(),
         )
         if not changed:
             raise Conflict(code="gpu_state", detail=_("The GPU is in that state already."))

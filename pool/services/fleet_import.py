@@ -58,7 +58,9 @@ class FleetPlan:
     sites: list[str] = field(default_factory=list)
 
 
-def fleet_plan(*, content: bytes, filename: str, default_site: str = "", default_cluster: str = "") -> FleetPlan:
+def fleet_plan(
+    *, content: bytes, filename: str, default_site: str = "", default_cluster: str = ""
+) -> FleetPlan:
     """Read and judge a fleet file; writes nothing. Problems are named `row N, column C`."""
     table = read_table(content, filename)
     plan = FleetPlan()
@@ -90,7 +92,10 @@ def _judge_rows(table: Table, plan: FleetPlan, default_site: str, default_cluste
 
         def wrong(column: str, detail: str, number: int = number) -> None:
             plan.problems.append(
-                {"pointer": _("row %(row)d, %(column)s") % {"row": number, "column": column}, "detail": detail}
+                {
+                    "pointer": _("row %(row)d, %(column)s") % {"row": number, "column": column},
+                    "detail": detail,
+                }
             )
 
         name = row["node_id"] or row["node"]
@@ -156,7 +161,11 @@ def fleet_import(*, acting_user: Actor, plan: FleetPlan) -> dict[str, int]:
     """Apply a judged plan in one transaction; a known node is brought up to date, its real GPUs stay."""
     require_pool_admin(acting_user)
     if plan.problems:
-        raise Invalid(code="import_refused", detail=_("The file has errors; nothing was imported."), errors=plan.problems)
+        raise Invalid(
+            code="import_refused",
+            detail=_("The file has errors; nothing was imported."),
+            errors=plan.problems,
+        )
     with transaction.atomic():
         clusters = _clusters(plan)
         flavours: dict[tuple[str, int], GpuFlavour] = {}
@@ -178,7 +187,17 @@ def fleet_import(*, acting_user: Actor, plan: FleetPlan) -> dict[str, int]:
         Node.objects.bulk_create(fresh, batch_size=1000)
         Node.objects.bulk_update(
             changed,
-            ["cluster", "cpu_milli", "memory_mib", "driver", "rack", "switch", "nvlink_domain", "address", "test_only"],
+            [
+                "cluster",
+                "cpu_milli",
+                "memory_mib",
+                "driver",
+                "rack",
+                "switch",
+                "nvlink_domain",
+                "address",
+                "test_only",
+            ],
             batch_size=500,
         )
         nodes = {n.name: n for n in [*fresh, *changed]}
@@ -234,7 +253,8 @@ def _clusters(plan: FleetPlan) -> dict[str, Cluster]:
         if cluster.site_id != site.pk:
             raise Invalid.field(
                 "cluster",
-                _("Cluster “%(cluster)s” belongs to site “%(site)s”.") % {"cluster": item["cluster"], "site": cluster.site.code},
+                _("Cluster “%(cluster)s” belongs to site “%(site)s”.")
+                % {"cluster": item["cluster"], "site": cluster.site.code},
             )
         out[item["cluster"]] = cluster
     return out

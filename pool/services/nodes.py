@@ -26,10 +26,14 @@ def require_pool_admin(actor: Actor, policy: Policy | None = None) -> None:
         raise Refused(code="forbidden", detail=_("Only a pool administrator may do this."))
 
 
-def _set(*, actor: Actor, node: Node, to: str, reason: str, action: str, until: datetime | None = None) -> Node:
+def _set(
+    *, actor: Actor, node: Node, to: str, reason: str, action: str, until: datetime | None = None
+) -> Node:
     require_pool_admin(actor)
     if not reason.strip():
-        raise Invalid.field("reason", _("Say why: people with work on this node will read it."), code="reason_missing")
+        raise Invalid.field(
+            "reason", _("Say why: people with work on this node will read it."), code="reason_missing"
+        )
     with transaction.atomic():
         before = node.schedulable
         changed = advance(
@@ -65,14 +69,17 @@ def node_cordon(*, acting_user: Actor, node: Node, reason: str) -> Node:
 
 def node_uncordon(*, acting_user: Actor, node: Node, reason: str) -> Node:
     """Back to work, also from draining or maintenance."""
-    return _set(actor=acting_user, node=node, to=Node.Schedulable.OPEN, reason=reason, action="node.uncordoned")
+    return _set(
+        actor=acting_user, node=node, to=Node.Schedulable.OPEN, reason=reason, action="node.uncordoned"
+    )
 
 
 def node_maintenance(*, acting_user: Actor, node: Node, reason: str, until: datetime | None) -> Node:
     """Out of service until a time. Refused while work is on it: drain first."""
     if node_work(node):
         raise Conflict(
-            code="node_has_work", detail=_("Work is still on this node. Drain it first, then start maintenance.")
+            code="node_has_work",
+            detail=_("Work is still on this node. Drain it first, then start maintenance."),
         )
     if until is not None and until <= now():
         raise Invalid.field("until", _("The end lies in the past."))
@@ -127,4 +134,6 @@ def node_retire(*, acting_user: Actor, node: Node, reason: str) -> Node:
     """Out of the pool for good; its history stays. Refused while work is on it."""
     if node_work(node):
         raise Conflict(code="node_has_work", detail=_("Work is still on this node. Drain it first."))
-    return _set(actor=acting_user, node=node, to=Node.Schedulable.RETIRED, reason=reason, action="node.retired")
+    return _set(
+        actor=acting_user, node=node, to=Node.Schedulable.RETIRED, reason=reason, action="node.retired"
+    )

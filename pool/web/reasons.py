@@ -61,7 +61,8 @@ def _no_node(f: Figures) -> Why:
     sums = {"need": need, "best": best, "flavour": f.get("flavour", ""), "nodes": f.get("need_nodes", 1)}
     many = int(f.get("need_nodes", 1) or 1)
     headline = (
-        _("It needs %(nodes)d nodes with %(need)d free %(flavour)s each. The most on one node is %(best)d.") % sums
+        _("It needs %(nodes)d nodes with %(need)d free %(flavour)s each. The most on one node is %(best)d.")
+        % sums
         if many > 1
         else _("It needs %(need)d free %(flavour)s on one node. The most on one node is %(best)d.") % sums
     )
@@ -95,7 +96,11 @@ def _card(f: Figures) -> Why:
     return Why(
         "no_card_fits",
         _("No card of %(flavour)s has %(need)s GPU and %(mib)s GiB free at once.")
-        % {"flavour": f.get("flavour", ""), "need": _gpus(f.get("need_milli", 0)), "mib": _gib(f.get("need_mib"))},
+        % {
+            "flavour": f.get("flavour", ""),
+            "need": _gpus(f.get("need_milli", 0)),
+            "mib": _gib(f.get("need_mib")),
+        },
         rows=[
             (_("Most free on one card"), _("%(n)s GPU") % {"n": _gpus(f.get("best_free_milli", 0))}),
             (_("Most memory free on one card"), f"{_gib(f.get('best_free_mib'))} GiB"),
@@ -108,7 +113,11 @@ def _slice(f: Figures) -> Why:
     return Why(
         "no_slice_free",
         _("No %(profile)s slice is free: %(need)s needed, %(best)s free on one node.")
-        % {"profile": f.get("profile", ""), "need": f.get("need", 0), "best": f.get("best_free_on_one_node", 0)},
+        % {
+            "profile": f.get("profile", ""),
+            "need": f.get("need", 0),
+            "best": f.get("best_free_on_one_node", 0),
+        },
         _("The pool has %(existing)s slices of this profile, %(free)s of them free.")
         % {"existing": f.get("existing", 0), "free": f.get("free", 0)},
         change=_("Another profile, or a layout change by an administrator."),
@@ -146,7 +155,10 @@ def _host(f: Figures) -> Why:
         "host_short",
         _("The nodes with free GPUs lack processor cores or memory for it."),
         rows=[
-            (_("Cores needed, most free"), f"{_gpus(f.get('need_cpu_milli', 0))}, {_gpus(f.get('best_cpu_milli', 0))}"),
+            (
+                _("Cores needed, most free"),
+                f"{_gpus(f.get('need_cpu_milli', 0))}, {_gpus(f.get('best_cpu_milli', 0))}",
+            ),
             (
                 _("Memory needed, most free"),
                 f"{_gib(f.get('need_memory_mib'))} GiB, {_gib(f.get('best_memory_mib'))} GiB",

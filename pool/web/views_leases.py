@@ -191,7 +191,9 @@ def request_progress(request: HttpRequest, uid: Any) -> HttpResponse:
     ask = CapacityRequest.objects.filter(uid=uid).select_related("flavour", "department").first()
     if ask is None or not (ask.requester_id == request.user.pk or ask.department_id in policy.reads):
         raise Http404
-    entry = QueueEntry.objects.filter(request=ask).first() if ask.state == CapacityRequest.State.QUEUED else None
+    entry = (
+        QueueEntry.objects.filter(request=ask).first() if ask.state == CapacityRequest.State.QUEUED else None
+    )
     allocation = (
         Allocation.objects.filter(request=ask)
         .select_related("flavour")
@@ -203,9 +205,15 @@ def request_progress(request: HttpRequest, uid: Any) -> HttpResponse:
     if entry is not None:
         context["why"] = explain(entry.reason, entry.figures)
         context["basis"] = explain_basis(entry.basis, entry.figures)
-        ahead = CapacityRequest.objects.filter(uid__in=entry.ahead[:3]).only("id", "uid", "requester_id", "department_id")
+        ahead = CapacityRequest.objects.filter(uid__in=entry.ahead[:3]).only(
+            "id", "uid", "requester_id", "department_id"
+        )
         context["ahead"] = [
-            {"ref": a.ref, "uid": a.uid, "seen": a.requester_id == request.user.pk or a.department_id in policy.reads}
+            {
+                "ref": a.ref,
+                "uid": a.uid,
+                "seen": a.requester_id == request.user.pk or a.department_id in policy.reads,
+            }
             for a in ahead
         ]
     return render(request, "pool/_request_progress.html", context)

@@ -35,7 +35,9 @@ def node_list(request: HttpRequest) -> HttpResponse:
     found = pages.nodes_listed()
     q = request.GET.get("q", "").strip()[:100]
     if q:
-        found = found.filter(Q(name__icontains=q) | Q(gpus__model_name__icontains=q) | Q(rack__iexact=q)).distinct()
+        found = found.filter(
+            Q(name__icontains=q) | Q(gpus__model_name__icontains=q) | Q(rack__iexact=q)
+        ).distinct()
     if site := request.GET.get("site", ""):
         found = found.filter(cluster__site__code=site)
     if cluster := request.GET.get("cluster", ""):
@@ -63,7 +65,14 @@ def node_list(request: HttpRequest) -> HttpResponse:
         *[(v, label) for v, label in Node.Health.choices],
         *[(v, label) for v, label in Node.Schedulable.choices if v not in ("open", "retired")],
     ]
-    context = {"page_obj": page, "sites": sites, "clusters": clusters, "q": q, "states": states, "state": state}
+    context = {
+        "page_obj": page,
+        "sites": sites,
+        "clusters": clusters,
+        "q": q,
+        "states": states,
+        "state": state,
+    }
     return render(request, "pool/node_list.html", context)
 
 
@@ -173,7 +182,9 @@ def gpu_act(request: HttpRequest, uid: Any, act: str) -> HttpResponse:
             conditions.gpu_condition_set(acting_user=actor, gpu=gpu, condition="ok", reason=reason[:64])
         else:
             raise Http404
-        messages.success(request, _("Done for GPU %(index)d of %(node)s.") % {"index": gpu.index, "node": gpu.node.name})
+        messages.success(
+            request, _("Done for GPU %(index)d of %(node)s.") % {"index": gpu.index, "node": gpu.node.name}
+        )
     except DomainError as error:
         messages.error(request, " ".join(str(p["detail"]) for p in error.errors) or str(error.detail))
     return HttpResponseRedirect(reverse("pool:node", args=[gpu.node.uid]))
@@ -269,11 +280,17 @@ def enrol(request: HttpRequest) -> HttpResponse:
         try:
             cluster = Cluster.objects.filter(code=request.POST.get("cluster", "")).first()
             code = enrolment_code_create(
-                acting_user=actor_of(request), cluster=cluster, node_name=request.POST.get("node_name", "").strip()
+                acting_user=actor_of(request),
+                cluster=cluster,
+                node_name=request.POST.get("node_name", "").strip(),
             )
         except DomainError as problem:
             error = " ".join(str(p["detail"]) for p in problem.errors) or str(problem.detail)
-    recent = Node.objects.filter(health_since__isnull=False).select_related("cluster__site").order_by("-created_at")[:8]
+    recent = (
+        Node.objects.filter(health_since__isnull=False)
+        .select_related("cluster__site")
+        .order_by("-created_at")[:8]
+    )
     from django.conf import settings
 
     context = {

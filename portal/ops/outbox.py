@@ -33,7 +33,9 @@ def outbox_add(topic: str, payload: dict[str, Any], *, key: str = "") -> OutboxE
     """Add an event inside the caller's transaction; delivery is poked after commit."""
     if not transaction.get_connection().in_atomic_block:
         raise RuntimeError("an outbox row belongs to the transaction of the change it tells of")
-    event = OutboxEvent.objects.create(topic=topic, payload=payload, key=key, created_at=now(), available_at=now())
+    event = OutboxEvent.objects.create(
+        topic=topic, payload=payload, key=key, created_at=now(), available_at=now()
+    )
     transaction.on_commit(_poke, robust=True)
     return event
 

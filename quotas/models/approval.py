@@ -25,7 +25,9 @@ class ApprovalPolicy(PublicModel):
 
     class Meta:
         constraints = [
-            models.UniqueConstraint(fields=["active"], condition=Q(active=True), name="approval_policy_one_active"),
+            models.UniqueConstraint(
+                fields=["active"], condition=Q(active=True), name="approval_policy_one_active"
+            ),
         ]
 
     def __str__(self) -> str:
@@ -85,11 +87,14 @@ class ApprovalStep(PublicModel):
                 name="step_never_for_requester",
             ),
             models.CheckConstraint(
-                condition=Q(request__isnull=False, quota_change=None) | Q(request=None, quota_change__isnull=False),
+                condition=Q(request__isnull=False, quota_change=None)
+                | Q(request=None, quota_change__isnull=False),
                 name="step_of_one_thing",
             ),
             models.UniqueConstraint(
-                fields=["request", "round", "position"], condition=Q(request__isnull=False), name="step_position"
+                fields=["request", "round", "position"],
+                condition=Q(request__isnull=False),
+                name="step_position",
             ),
             models.CheckConstraint(
                 condition=Q(state__in=["approved", "returned", "rejected"], decided_at__isnull=False)
@@ -109,7 +114,9 @@ class ApprovalStep(PublicModel):
 class Delegation(PublicModel):
     """`deputy` may decide in place of `principal` during the time, never on own requests."""
 
-    principal = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="delegations")
+    principal = models.ForeignKey(
+        settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="delegations"
+    )
     deputy = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="deputy_of")
     starts_at = models.DateTimeField(default=now)
     ends_at = models.DateTimeField()
@@ -118,7 +125,9 @@ class Delegation(PublicModel):
     class Meta:
         constraints = [
             models.CheckConstraint(condition=~Q(principal=F("deputy")), name="delegation_to_another"),
-            models.CheckConstraint(condition=Q(ends_at__gt=F("starts_at")), name="delegation_ends_after_start"),
+            models.CheckConstraint(
+                condition=Q(ends_at__gt=F("starts_at")), name="delegation_ends_after_start"
+            ),
         ]
 
     def __str__(self) -> str:

@@ -24,7 +24,9 @@ class GpuFlavour(PublicModel):
     mig_table = models.CharField(max_length=32, blank=True, help_text="key in the table of MIG profiles")
     nvlink = models.BooleanField(default=False)
     fp8 = models.BooleanField(default=False)
-    compute_slices = models.PositiveSmallIntegerField(default=0, help_text="MIG compute slices of a card, 0: none")
+    compute_slices = models.PositiveSmallIntegerField(
+        default=0, help_text="MIG compute slices of a card, 0: none"
+    )
     memory_slices = models.PositiveSmallIntegerField(default=0)
     tdp_w = models.PositiveIntegerField(null=True, blank=True)
     active = models.BooleanField(_("on offer"), default=True)
@@ -44,7 +46,9 @@ class FlavourCapacity(models.Model):
     flavour = models.OneToOneField(GpuFlavour, on_delete=models.PROTECT, related_name="capacity")
     installed_milli = models.BigIntegerField(default=0)
     healthy_milli = models.BigIntegerField(default=0)
-    largest_node_gpus = models.PositiveIntegerField(default=0, help_text="most GPUs of this flavour on one node")
+    largest_node_gpus = models.PositiveIntegerField(
+        default=0, help_text="most GPUs of this flavour on one node"
+    )
     updated_at = models.DateTimeField()
 
     class Meta:

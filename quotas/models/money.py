@@ -52,7 +52,9 @@ class UsageSpan(PublicModel):
 
     key = models.UUIDField(unique=True)
     request = models.ForeignKey(CapacityRequest, on_delete=models.PROTECT, related_name="usage_spans")
-    department = models.ForeignKey("accounts.Department", on_delete=models.PROTECT, related_name="usage_spans")
+    department = models.ForeignKey(
+        "accounts.Department", on_delete=models.PROTECT, related_name="usage_spans"
+    )
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="usage_spans")
     flavour = models.ForeignKey(GpuFlavour, on_delete=models.PROTECT, related_name="usage_spans")
     site_code = models.CharField(max_length=48, blank=True)

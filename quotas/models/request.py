@@ -53,15 +53,20 @@ class CapacityRequest(PublicModel):
     )
     department = models.ForeignKey("accounts.Department", on_delete=models.PROTECT, related_name="requests")
     client_token = models.CharField(max_length=64, blank=True)
-    cloned_from = models.ForeignKey("self", on_delete=models.PROTECT, null=True, blank=True, related_name="clones")
+    cloned_from = models.ForeignKey(
+        "self", on_delete=models.PROTECT, null=True, blank=True, related_name="clones"
+    )
     state = models.CharField(max_length=14, choices=State.choices, default=State.DRAFT)
     state_since = models.DateTimeField(default=now)
     end_reason = models.CharField(max_length=32, blank=True, help_text="how it ended, e.g. expired, released")
 
     # What is asked
-    flavour = models.ForeignKey(GpuFlavour, on_delete=models.PROTECT, null=True, blank=True, related_name="requests")
+    flavour = models.ForeignKey(
+        GpuFlavour, on_delete=models.PROTECT, null=True, blank=True, related_name="requests"
+    )
     requirement = models.JSONField(
-        default=dict, help_text="memory_mib, models[], nvlink, mig, fp8, driver: used where no flavour is named"
+        default=dict,
+        help_text="memory_mib, models[], nvlink, mig, fp8, driver: used where no flavour is named",
     )
     options = models.JSONField(default=list)
     shape = models.CharField(max_length=10, choices=Shape.choices, default=Shape.WHOLE)
@@ -81,7 +86,9 @@ class CapacityRequest(PublicModel):
     replicas_min = models.PositiveIntegerField(default=1)
     replicas_max = models.PositiveIntegerField(default=1)
     work_class = models.CharField(max_length=12, choices=WorkClass.choices, default=WorkClass.TRAINING)
-    priority = models.PositiveSmallIntegerField(default=50, help_text="0 to 100, higher first, within the department")
+    priority = models.PositiveSmallIntegerField(
+        default=50, help_text="0 to 100, higher first, within the department"
+    )
     interruptible = models.BooleanField(default=True)
     site_code = models.CharField(max_length=48, blank=True)
     datasets = models.JSONField(default=list)
@@ -109,12 +116,20 @@ class CapacityRequest(PublicModel):
     class Meta:
         constraints = [
             models.UniqueConstraint(
-                fields=["requester", "client_token"], condition=~Q(client_token=""), name="request_once_per_token"
+                fields=["requester", "client_token"],
+                condition=~Q(client_token=""),
+                name="request_once_per_token",
             ),
-            models.CheckConstraint(condition=Q(gpus_per_node__lte=64) & Q(nodes__lte=4096), name="request_size"),
+            models.CheckConstraint(
+                condition=Q(gpus_per_node__lte=64) & Q(nodes__lte=4096), name="request_size"
+            ),
             models.CheckConstraint(
                 condition=Q(nodes__gte=1)
-                & (Q(shape="cpu") | Q(shape="mig", mig_count__gte=1) | Q(shape__in=["whole", "fraction"], gpus_per_node__gte=1)),
+                & (
+                    Q(shape="cpu")
+                    | Q(shape="mig", mig_count__gte=1)
+                    | Q(shape__in=["whole", "fraction"], gpus_per_node__gte=1)
+                ),
                 name="request_asks_something",
             ),
             models.CheckConstraint(
@@ -152,7 +167,9 @@ class RequestEvent(models.Model):
     id = models.BigAutoField(primary_key=True)
     request = models.ForeignKey(CapacityRequest, on_delete=models.PROTECT, related_name="events")
     at = models.DateTimeField(default=now)
-    kind = models.CharField(max_length=32, help_text="submitted, changed, approved, queued, started, ended, …")
+    kind = models.CharField(
+        max_length=32, help_text="submitted, changed, approved, queued, started, ended, …"
+    )
     actor_name = models.CharField(max_length=200, blank=True)
     facts = models.JSONField(default=dict)
     text = models.TextField(blank=True)

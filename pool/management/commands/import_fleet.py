@@ -31,7 +31,10 @@ class Command(BaseCommand):
             raise CommandError(f"{path}: {error.strerror}") from error
         try:
             plan = fleet_plan(
-                content=content, filename=path.name, default_site=options["site"], default_cluster=options["cluster"]
+                content=content,
+                filename=path.name,
+                default_site=options["site"],
+                default_cluster=options["cluster"],
             )
         except DomainError as error:
             raise CommandError(str(error.detail)) from error
@@ -39,7 +42,9 @@ class Command(BaseCommand):
             self.stderr.write(f"{problem['pointer']}: {problem['detail']}")
         if plan.problems:
             raise CommandError(f"{len(plan.problems)} problems; nothing was imported")
-        self.stdout.write(f"{len(plan.nodes)} nodes ({plan.new_nodes} new), {plan.gpus} GPUs: {dict(plan.models)}")
+        self.stdout.write(
+            f"{len(plan.nodes)} nodes ({plan.new_nodes} new), {plan.gpus} GPUs: {dict(plan.models)}"
+        )
         if options["dry_run"]:
             self.stdout.write("dry run: nothing was imported")
             return

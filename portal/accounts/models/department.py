@@ -16,9 +16,16 @@ class Department(PublicModel):
     """A node of the organisation's tree. Moved and renamed freely, closed rather than deleted."""
 
     parent = TreeNodeForeignKey(
-        "self", on_delete=models.PROTECT, null=True, blank=True, related_name="children", verbose_name=_("parent")
+        "self",
+        on_delete=models.PROTECT,
+        null=True,
+        blank=True,
+        related_name="children",
+        verbose_name=_("parent"),
     )
-    code = models.CharField(_("code"), max_length=48, unique=True, help_text=_("short and stable, e.g. vision"))
+    code = models.CharField(
+        _("code"), max_length=48, unique=True, help_text=_("short and stable, e.g. vision")
+    )
     name = models.CharField(_("name"), max_length=120)
     cost_center = models.CharField(_("cost centre"), max_length=48, blank=True)
     position = models.PositiveIntegerField(default=0)

@@ -29,7 +29,9 @@ class User(AbstractBaseUser, PermissionsMixin):
         _("user name"),
         max_length=64,
         unique=True,
-        validators=[RegexValidator(r"^[a-z0-9][a-z0-9._-]*$", _("Small letters, digits, dot, dash and underscore."))],
+        validators=[
+            RegexValidator(r"^[a-z0-9][a-z0-9._-]*$", _("Small letters, digits, dot, dash and underscore."))
+        ],
     )
     display_name = models.CharField(_("name"), max_length=120)
     email = models.EmailField(_("mail"), blank=True)
@@ -40,7 +42,9 @@ class User(AbstractBaseUser, PermissionsMixin):
         _("account on nodes"), max_length=32, blank=True, help_text=_("Empty: the same as the user name.")
     )
     language = models.CharField(_("language"), max_length=10, default="zh-hans")
-    time_zone = models.CharField(_("time zone"), max_length=64, blank=True, help_text=_("Empty: that of the site."))
+    time_zone = models.CharField(
+        _("time zone"), max_length=64, blank=True, help_text=_("Empty: that of the site.")
+    )
     theme = models.CharField(_("theme"), max_length=8, choices=Theme.choices, default=Theme.SYSTEM)
     is_active = models.BooleanField(_("active"), default=True)
     is_staff = models.BooleanField(_("may use the data admin"), default=False)

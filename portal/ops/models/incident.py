@@ -22,7 +22,9 @@ class Incident(PublicModel):
         ACKNOWLEDGED = "acknowledged", _("Acknowledged")
         CLOSED = "closed", _("Closed")
 
-    kind = models.CharField(max_length=48, help_text="stable code, e.g. node_lost, gpu_vanished, ledger_differs")
+    kind = models.CharField(
+        max_length=48, help_text="stable code, e.g. node_lost, gpu_vanished, ledger_differs"
+    )
     dedupe_key = models.CharField(max_length=200)
     severity = models.CharField(max_length=10, choices=Severity.choices, default=Severity.WARNING)
     state = models.CharField(max_length=14, choices=State.choices, default=State.OPEN)

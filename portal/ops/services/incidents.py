@@ -26,7 +26,9 @@ def incident_open(
 ) -> Incident:
     """Open an incident, or note another sighting of the open one with the same key."""
     with transaction.atomic():
-        found = Incident.objects.select_for_update().filter(dedupe_key=dedupe_key).exclude(state="closed").first()
+        found = (
+            Incident.objects.select_for_update().filter(dedupe_key=dedupe_key).exclude(state="closed").first()
+        )
         if found is None:
             try:
                 with transaction.atomic():
@@ -43,7 +45,10 @@ def incident_open(
                     )
             except IntegrityError:
                 found = (
-                    Incident.objects.select_for_update().filter(dedupe_key=dedupe_key).exclude(state="closed").get()
+                    Incident.objects.select_for_update()
+                    .filter(dedupe_key=dedupe_key)
+                    .exclude(state="closed")
+                    .get()
                 )
         advance(
             Incident.objects.filter(pk=found.pk),
@@ -55,7 +60,9 @@ def incident_open(
         return found
 
 
-def incident_note(*, incident: Incident, kind: str, actor: Actor, text: str = "", facts: dict | None = None) -> None:
+def incident_note(
+    *, incident: Incident, kind: str, actor: Actor, text: str = "", facts: dict | None = None
+) -> None:
     """Add one entry to an incident's story."""
     IncidentEntry.objects.create(
         incident=incident, at=now(), kind=kind, actor_name=actor.name, text=text, facts=facts or {}

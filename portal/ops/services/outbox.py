@@ -42,7 +42,9 @@ def outbox_deliver(*, limit: int = 200) -> int:
                 event.last_error = f"{type(error).__name__}: {error}"[:2000]
                 event.available_at = now() + timedelta(seconds=min(600, 2**event.attempts))
                 event.save(update_fields=["attempts", "last_error", "available_at"])
-                log.warning("outbox_handler_failed", topic=event.topic, event=event.pk, error=type(error).__name__)
+                log.warning(
+                    "outbox_handler_failed", topic=event.topic, event=event.pk, error=type(error).__name__
+                )
             else:
                 event.done_at = now()
                 event.save(update_fields=["done_at"])

@@ -117,7 +117,10 @@ class Command(BaseCommand):
         out: list[str] = []
         for flag, word in (("--untranslated", "untranslated"), ("--only-fuzzy", "fuzzy")):
             done = subprocess.run(
-                ["msgattrib", "--no-obsolete", "--no-wrap", flag, str(po)], check=True, capture_output=True, text=True
+                ["msgattrib", "--no-obsolete", "--no-wrap", flag, str(po)],
+                check=True,
+                capture_output=True,
+                text=True,
             )
             found = re.findall(r'^msgid (".*(?:\n".*)*)', done.stdout, flags=re.MULTILINE)
             out += [f"{room}: {word}: {item[:120]}" for item in found if item != '""']
