@@ -1,5 +1,5 @@
 """Models of monitoring."""
 
-from monitoring.models.telemetry import GpuEvent, GpuRollup, GpuSample, GpuState, NodeState
+from monitoring.models.telemetry import GpuEvent, GpuRollup, GpuSample, GpuState, NodeState, RollupDue
 
-__all__ = ["GpuEvent", "GpuRollup", "GpuSample", "GpuState", "NodeState"]
+__all__ = ["GpuEvent", "GpuRollup", "GpuSample", "GpuState", "NodeState", "RollupDue"]

@@ -20,7 +20,7 @@ class GpuSample(models.Model):
     pk = models.CompositePrimaryKey("at", "gpu_id", "slot")
     at = models.DateTimeField()
     gpu_id = models.BigIntegerField()
-    slot = models.SmallIntegerField(default=0, help_text="0: the card; n: MIG GPU instance n")
+    slot = models.SmallIntegerField(default=0, help_text="0: the card; n + 1: MIG GPU instance n")
     util_pm = models.SmallIntegerField(null=True, help_text="busy time, per mille")
     sm_pm = models.SmallIntegerField(null=True, help_text="SM or GR-engine activity, per mille")
     mem_used_mib = models.IntegerField(null=True)
@@ -54,6 +54,12 @@ class GpuState(models.Model):
     power_mw = models.IntegerField(null=True)
     sm_clock_mhz = models.IntegerField(null=True)
     throttle = models.BigIntegerField(null=True)
+    quiet_since = models.DateTimeField(
+        null=True, help_text="no work seen since then; null: busy, or not known"
+    )
+    latched = models.BooleanField(
+        default=False, help_text="busy counter stands at 100 % with nothing on the card"
+    )
     missing = models.JSONField(default=dict, help_text="measure → reason code")
     processes = models.JSONField(default=list, help_text="pid, name, user, mem_mib; never arguments")
 
@@ -67,7 +73,9 @@ class GpuState(models.Model):
 class NodeState(models.Model):
     """The last host figures of each node."""
 
-    node = models.OneToOneField("pool.Node", on_delete=models.CASCADE, primary_key=True, related_name="host_state")
+    node = models.OneToOneField(
+        "pool.Node", on_delete=models.CASCADE, primary_key=True, related_name="host_state"
+    )
     at = models.DateTimeField()
     cpu_pm = models.SmallIntegerField(null=True)
     mem_used_mib = models.IntegerField(null=True)
@@ -81,7 +89,8 @@ class NodeState(models.Model):
 class GpuRollup(models.Model):
     """Sums of samples of one GPU in one bucket: can be run again and takes late data (upsert).
 
-    A mean is sum / count of the samples that had the measure; coverage is samples / expected.
+    A mean is sum / count of the samples that had the measure; coverage is covered seconds / seconds of the
+    bucket, where a ten-second slot is covered when it holds a sample.
     """
 
     class Step(models.IntegerChoices):
@@ -95,6 +104,7 @@ class GpuRollup(models.Model):
     step = models.IntegerField(choices=Step.choices)
     bucket = models.DateTimeField()
     samples = models.IntegerField(default=0)
+    covered_s = models.IntegerField(default=0)
     util_n = models.IntegerField(default=0)
     util_sum = models.BigIntegerField(default=0)
     util_max = models.SmallIntegerField(null=True)
@@ -120,6 +130,17 @@ class GpuRollup(models.Model):
         return f"{self.gpu_id} {self.step} {self.bucket}"
 
 
+class RollupDue(models.Model):
+    """A minute, hour or day that got samples since it was last summed. Append only; the rollup takes rows away."""
+
+    id = models.BigAutoField(primary_key=True)
+    step = models.IntegerField(choices=GpuRollup.Step.choices)
+    bucket = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"{self.step} {self.bucket}"
+
+
 class GpuEvent(models.Model):
     """Something that happened to a GPU: an XID, lost, back, a foreign process."""
 
@@ -138,7 +159,10 @@ class GpuEvent(models.Model):
                 fields=["node", "gpu", "at", "kind", "code"], nulls_distinct=False, name="gpu_event_once"
             ),
         ]
-        indexes = [models.Index(fields=["gpu", "-at"], name="gpu_event"), models.Index(condition=Q(kind="xid"), fields=["code", "-at"], name="gpu_event_xid")]
+        indexes = [
+            models.Index(fields=["gpu", "-at"], name="gpu_event"),
+            models.Index(condition=Q(kind="xid"), fields=["code", "-at"], name="gpu_event_xid"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.kind} {self.code or ''}"

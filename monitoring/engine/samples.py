@@ -1,0 +1,271 @@
+"""From one row of an agent's message to one sample: every measure is a value or a coded reason why not.
+
+Stored units: activity in per mille, memory in MiB, temperature in °C, power in mW, clocks in MHz. A value that
+is not a number, is a library's "blank" number, or cannot be true of any card is refused by itself and the others
+are kept (behaviours P065, P066); a row whose identity or time cannot be trusted is refused whole. N/A is never 0.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from portal.kernel.units import to_ms
+
+ACCEPT_FUTURE_MS = 60_000
+
+# Reasons that an agent or exporter may give; anything else becomes "error".
+_REASON = re.compile(r"[a-z][a-z0-9_]{1,31}\Z")
+# The null spellings of nvidia-smi and dcgm in any of their tools (pitfall P26, P17).
+_SPELLINGS = {
+    "": "not_supported",
+    "n/a": "not_supported",
+    "[n/a]": "not_supported",
+    "none": "not_supported",
+    "[not supported]": "not_supported",
+    "not supported": "not_supported",
+    "<<<null>>>": "blank",
+    "<<<not_found>>>": "not_supported",
+    "<<<not_supported>>>": "not_supported",
+    "<<<not_perm>>>": "not_permitted",
+    "[unknown error]": "error",
+    "unknown error": "error",
+    "err!": "error",
+    "[gpu is lost]": "gpu_lost",
+    "[gpu requires reset]": "reset_required",
+    "[insufficient permissions]": "not_permitted",
+}
+_BLANKS = frozenset(
+    {0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF, 0xFFFF, *range(2147483632, 2147483636), *range(140737488355328, 140737488355332)}
+)
+_BLANK_FROM = 9.2233720368547758e18
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One measure: its name in messages, in the store, the scale between the two, and what can be true."""
+
+    name: str
+    column: str
+    scale: int
+    low: int
+    high: int
+
+
+# High bounds leave room for hardware to come: 2 TiB of memory, 10 kW, 150 °C; 17 TB is a wrong unit.
+MEASURES: tuple[Measure, ...] = (
+    Measure("util", "util_pm", 10, 0, 1000),
+    Measure("sm", "sm_pm", 10, 0, 1000),
+    Measure("mem_used", "mem_used_mib", 1, 0, 2_097_152),
+    Measure("mem_total", "mem_total_mib", 1, 1, 2_097_152),
+    Measure("mem_reserved", "mem_reserved_mib", 1, 0, 2_097_152),
+    Measure("temp", "temp_c", 1, -40, 150),
+    Measure("power_mw", "power_mw", 1, 0, 10_000_000),
+    Measure("sm_clock", "sm_clock_mhz", 1, 0, 20_000),
+    Measure("throttle", "throttle", 1, 0, 2**62),
+)
+CARD_ONLY = frozenset({"temp", "power_mw", "sm_clock", "throttle"})
+
+
+class RowRefused(ValueError):
+    """The whole row is refused; `code` says why: bad_row, bad_uuid, bad_time, future, too_old."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+@dataclass(slots=True)
+class Sample:
+    """One instant of one card (`mig_uuid` empty) or one MIG slice. A measure of None has its reason in `missing`."""
+
+    gpu_uuid: str
+    mig_uuid: str
+    at_ms: int
+    util_pm: int | None = None
+    sm_pm: int | None = None
+    mem_used_mib: int | None = None
+    mem_total_mib: int | None = None
+    mem_reserved_mib: int | None = None
+    temp_c: int | None = None
+    power_mw: int | None = None
+    sm_clock_mhz: int | None = None
+    throttle: int | None = None
+    missing: dict[str, str] = field(default_factory=dict)
+    processes: list[dict[str, Any]] = field(default_factory=list)
+
+
+def value_or_reason(measure: Measure, raw: Any) -> tuple[int | None, str]:
+    """(stored integer, "") or (None, reason code) of one raw value in the unit of messages."""
+    if isinstance(raw, str):
+        spelled = _SPELLINGS.get(raw.strip().lower())
+        if spelled is not None:
+            return None, spelled
+        try:
+            raw = float(raw)
+        except ValueError:
+            return None, "not_a_number"
+    if raw is None:
+        return None, "not_supported"
+    if isinstance(raw, bool) or not isinstance(raw, int | float):
+        return None, "not_a_number"
+    if isinstance(raw, float) and not math.isfinite(raw):
+        return None, "not_a_number"
+    if raw >= _BLANK_FROM or (raw in _BLANKS and raw * measure.scale > measure.high):
+        return None, "blank"
+    value = round(raw * measure.scale)
+    if not measure.low <= value <= measure.high:
+        return None, "out_of_range"
+    return value, ""
+
+
+def parse_row(row: Any, *, now_ms: int, oldest_ms: int) -> Sample:
+    """A sample from `[gpu_uuid, mig_uuid|null, iso_time, values, missing, processes]`.
+
+    Raises `RowRefused` where identity or time is not to be trusted: a time more than a minute ahead of the
+    installation (a clock that runs wrong, 2038) or older than `oldest_ms` (its day is no longer kept).
+    """
+    if not isinstance(row, Sequence) or isinstance(row, str) or len(row) < 5:
+        raise RowRefused("bad_row")
+    gpu_uuid, mig_uuid, at, values, missing = row[:5]
+    processes = row[5] if len(row) > 5 else []
+    if not isinstance(gpu_uuid, str) or not 4 <= len(gpu_uuid) <= 80 or not isinstance(mig_uuid, str | None):
+        raise RowRefused("bad_uuid")
+    if not isinstance(values, Mapping) or not isinstance(missing, Mapping):
+        raise RowRefused("bad_row")
+    at_ms = parse_time(at)
+    if at_ms > now_ms + ACCEPT_FUTURE_MS:
+        raise RowRefused("future")
+    if at_ms < oldest_ms:
+        raise RowRefused("too_old")
+    sample = Sample(gpu_uuid=gpu_uuid, mig_uuid=(mig_uuid or "")[:120], at_ms=at_ms)
+    for measure in MEASURES:
+        if mig_uuid and measure.name in CARD_ONLY:
+            # Boards repeat these for every slice (pitfall P04): they count once per card.
+            sample.missing[measure.name] = "card_level"
+            continue
+        if measure.name in values:
+            value, reason = value_or_reason(measure, values[measure.name])
+        else:
+            value, reason = None, reason_code(missing.get(measure.name, "not_reported"))
+        if value is None:
+            sample.missing[measure.name] = reason
+        else:
+            setattr(sample, measure.column, value)
+    _memory_sane(sample)
+    sample.processes = parse_processes(processes)
+    return sample
+
+
+def parse_time(raw: Any) -> int:
+    """Milliseconds since 1970 of an ISO 8601 time with its zone; `RowRefused("bad_time")` otherwise."""
+    if not isinstance(raw, str) or len(raw) > 40:
+        raise RowRefused("bad_time")
+    try:
+        moment = datetime.fromisoformat(raw)
+        if moment.tzinfo is None:
+            raise ValueError("no zone")
+        return to_ms(moment.astimezone(UTC))
+    except (ValueError, OverflowError) as error:
+        raise RowRefused("bad_time") from error
+
+
+def reason_code(raw: Any) -> str:
+    """A reason as a code that may be stored: small letters and underscores, else `error`."""
+    return raw if isinstance(raw, str) and _REASON.match(raw) else "error"
+
+
+def _memory_sane(sample: Sample) -> None:
+    """More used than there is cannot be true; a missing reserve is derived nowhere but shown as missing."""
+    used, total = sample.mem_used_mib, sample.mem_total_mib
+    if used is not None and total is not None and used > total + total // 50:
+        sample.mem_used_mib = None
+        sample.missing["mem_used"] = "out_of_range"
+
+
+def parse_processes(raw: Any) -> list[dict[str, Any]]:
+    """At most 64 processes by pid, name, user and memory; arguments and environment never pass (P20)."""
+    if not isinstance(raw, Sequence) or isinstance(raw, str):
+        return []
+    out = []
+    for entry in raw[:64]:
+        if not isinstance(entry, Mapping):
+            continue
+        pid, memory = entry.get("pid"), entry.get("mem_mib")
+        if isinstance(pid, bool) or not isinstance(pid, int) or not 0 < pid < 2**31:
+            continue
+        sane = isinstance(memory, int | float) and not isinstance(memory, bool) and 0 <= memory <= 2_097_152
+        clean: dict[str, Any] = {
+            "pid": pid,
+            # What a program calls itself may hold its arguments: the first word's last path part only.
+            "name": _name(entry.get("name")),
+            "user": str(entry.get("user") or "")[:64],
+            "mem_mib": int(memory) if sane and memory is not None else None,
+        }
+        if isinstance(entry.get("allocation"), str):
+            clean["allocation"] = entry["allocation"][:36]
+        out.append(clean)
+    return out
+
+
+def _name(raw: Any) -> str:
+    words = str(raw or "").replace("\x00", " ").split()
+    return words[0].rsplit("/", 1)[-1][:64] if words else ""
+
+
+@dataclass(frozen=True, slots=True)
+class HostLoad:
+    """Load of a node's host: per mille of processor time, MiB."""
+
+    cpu_pm: int | None
+    mem_used_mib: int | None
+    iowait_pm: int | None
+
+
+def parse_host(raw: Any) -> HostLoad | None:
+    """The `host` part of a samples message, or None where there is nothing to keep."""
+    if not isinstance(raw, Mapping) or not raw:
+        return None
+    percent, memory = Measure("cpu", "", 10, 0, 1000), Measure("mem", "", 1, 0, 2**31 - 1)
+    return HostLoad(
+        value_or_reason(percent, raw.get("cpu"))[0],
+        value_or_reason(memory, raw.get("mem_used_mib"))[0],
+        value_or_reason(percent, raw.get("iowait"))[0],
+    )
+
+
+QUIET, BUSY, UNKNOWN = 1, 0, 2
+_ACTIVE_PM = 50
+_SMALL_MEMORY_MIB = 1024
+
+
+def activity(sample: Sample) -> int:
+    """Whether the card did work at this instant: BUSY, QUIET, or UNKNOWN where it cannot be told.
+
+    Quiet needs two signals: activity below 5 % *and* no kernel running or no process. Missing activity is
+    unknown, never quiet (P063). A busy counter latched at 100 % (pitfall P33, behaviour G126) does not make a
+    card busy that has no process and holds no memory.
+    """
+    level = sample.sm_pm if sample.sm_pm is not None else sample.util_pm
+    if level is None:
+        return UNKNOWN
+    nobody = not sample.processes
+    if level < _ACTIVE_PM:
+        return QUIET if nobody or sample.util_pm == 0 else BUSY
+    return QUIET if latched(sample) else BUSY
+
+
+def latched(sample: Sample) -> bool:
+    """A busy counter that stands at 100 % with nothing on the card: a reset is due, not work."""
+    return (
+        sample.util_pm is not None
+        and sample.util_pm >= 990
+        and (sample.sm_pm is None or sample.sm_pm < _ACTIVE_PM)
+        and not sample.processes
+        and sample.mem_used_mib is not None
+        and sample.mem_used_mib <= _SMALL_MEMORY_MIB
+    )

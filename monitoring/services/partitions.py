@@ -1,0 +1,68 @@
+"""Day partitions of raw samples: made ahead, dropped by retention. Safe to run twice and from many processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, date, datetime, timedelta
+
+from django.conf import settings
+from django.db import connection, transaction
+
+from portal.kernel.clock import now
+
+DAYS_AHEAD = 3
+_LOCK = 7_301_001  # advisory lock of this duty
+
+
+def raw_days() -> int:
+    """How many whole days of raw samples are kept besides today."""
+    return int(getattr(settings, "GPUPOOL_RAW_DAYS", 7))
+
+
+def oldest_kept() -> datetime:
+    """Start (UTC) of the oldest day whose raw samples are taken and kept."""
+    today = now().astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    return today - timedelta(days=raw_days())
+
+
+def _name(day: date) -> str:
+    return f"monitoring_gpusample_{day:%Y%m%d}"
+
+
+def partitions_ensure(*, days: Iterable[date]) -> None:
+    """Make the partitions of these UTC days; those that exist are left alone."""
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+        for day in sorted(set(days)):
+            start, end = day.isoformat(), (day + timedelta(days=1)).isoformat()
+            cursor.execute(
+                f"CREATE TABLE IF NOT EXISTS {_name(day)} PARTITION OF monitoring_gpusample "
+                f"FOR VALUES FROM ('{start} 00:00:00+00') TO ('{end} 00:00:00+00')"
+            )
+
+
+def partitions_existing() -> dict[str, date]:
+    """Table name → UTC day of the partitions there are."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid "
+            "WHERE i.inhparent = 'monitoring_gpusample'::regclass"
+        )
+        names = [row[0] for row in cursor.fetchall()]
+    return {name: datetime.strptime(name[-8:], "%Y%m%d").date() for name in names}
+
+
+def partitions_keep() -> dict[str, list[str]]:
+    """Make the coming days' partitions and drop those past retention; returns what was made and dropped."""
+    today = now().astimezone(UTC).date()
+    there = partitions_existing()
+    wanted = [today + timedelta(days=n) for n in range(-1, DAYS_AHEAD + 1)]
+    made = [_name(day) for day in wanted if _name(day) not in there]
+    partitions_ensure(days=wanted)
+    oldest = oldest_kept().date()
+    dropped = sorted(name for name, day in there.items() if day < oldest)
+    for name in dropped:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+            cursor.execute(f"DROP TABLE IF EXISTS {name}")
+    return {"made": made, "dropped": dropped}
