@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from pool.agent import procs
+
 ROOT = Path(__file__).resolve().parents[3]
 NATIVE = ROOT / "tests" / "native" / "fake_nvml.c"
 PATIENCE = 20.0
@@ -211,15 +213,9 @@ def kill_jobs(state: Path) -> None:
     """End what a test's jobs left, by the pids in their folders."""
     for file in state.glob("jobs/*/run.json"):
         run = json.loads(file.read_text())
-        for pid in {run.get("shim_pid"), run.get("pid")} - {None}:
-            try:
-                started = Path(f"/proc/{pid}/stat").read_text()
-                if started.rsplit(")", 1)[1].split()[19] == str(
-                    run["ticks"] if pid == run["pid"] else run["shim_ticks"]
-                ):
-                    os.kill(pid, signal.SIGKILL)
-            except (OSError, IndexError):
-                continue
+        for pid, ticks in ((run["shim_pid"], run["shim_ticks"]), (run["pid"], run["ticks"])):
+            if procs.alive(pid, ticks):
+                os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture

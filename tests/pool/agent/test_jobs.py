@@ -31,14 +31,10 @@ def followed(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
 def test_a_job_runs_with_its_devices_its_folder_and_an_account_that_is_not_root(online: Process) -> None:
     node = Node.objects.get()
     cards = list(Gpu.objects.order_by("-index"))
-    script = (
-        'echo "devices=$CUDA_VISIBLE_DEVICES order=$CUDA_DEVICE_ORDER"; echo "who=$(id -un) in=$(pwd)";'
-        ' echo "token=${GPUPOOL_TOKEN-none}
-        job=$GPUPOOL_ALLOCATION";
-        echo done >
-        result.txt; echo
-        err >&2; exit 3'
-    )
+    script = """echo "devices=$CUDA_VISIBLE_DEVICES order=$CUDA_DEVICE_ORDER"
+        echo "who=$(id -un) in=$(pwd)"
+        echo "token=${GPUPOOL_TOKEN-none} job=$GPUPOOL_ALLOCATION"
+        echo done > result.txt; echo err >&2; exit 3"""
     member = allocation(node, script, cards, environment={"MINE": "1", "CUDA_VISIBLE_DEVICES": "7"})
     start(member)
     wait_for(lambda: state(member) == "exited")
@@ -65,21 +61,19 @@ def test_quotes_newlines_and_chinese_reach_the_job_unchanged(online: Process) ->
 
 
 def test_a_stop_ends_the_whole_group_and_the_one_that_ignores_it_is_killed(online: Process) -> None:
-    script = "trap 'echo got term' TERM; (trap '' TERM;
-    exec sleep 300)
-    & setsid sleep 301 &
-    echo up; while :;
-    do sleep 0.2; done" member
-    = allocation(Node.objects.get(), script) start(member) wait_for(lambda: "up" in
-    output(member)) began = time.monotonic()
-    stop(member, grace_s=1) wait_for(lambda: state(member) ==
-    "exited") assert time.monotonic()
-    - began < 8
-    assert "got term" in output(member) assert member.exit_signal
-    == signal.SIGKILL left =
-    [
-        line for line in os.popen("ps -eo args").read().splitlines() if line in ("sleep 300", "sleep 301")
-    ]
+    script = """trap 'echo got term' TERM; (trap '' TERM; exec sleep 300) & setsid sleep 301 &
+        echo up; while :; do sleep 0.2; done"""
+    member = allocation(Node.objects.get(), script)
+    start(member)
+    wait_for(lambda: "up" in output(member))
+    began = time.monotonic()
+    stop(member, grace_s=1)
+    wait_for(lambda: state(member) == "exited")
+    assert time.monotonic() - began < 8
+    assert "got term" in output(member)
+    assert member.exit_signal == signal.SIGKILL
+    everything = os.popen("ps -eo args").read().splitlines()
+    left = [line for line in everything if line in ("sleep 300", "sleep 301")]
     assert left == []
 
 
