@@ -181,6 +181,4 @@ def scarcity(state: PoolState, demand: dict[str, int], flavour: str) -> float:
     tied = demand.get(flavour, 0)
     if not tied:
         return 0.0
-    free = sum(card.free_milli for node in state.by_flavour.get(flavour, ()) for card in node.gpus
-               if card.gpu.flavour == flavour and card.gpu.blocked is None)  # fmt: skip
-    return tied / max(1, free)
+    return tied / max(1, state.free_milli.get(flavour, 0))

@@ -67,6 +67,7 @@ class PoolState:
         self.nodes: dict[int, NodeState] = {}
         self.gpus: dict[int, GpuState] = {}
         self.by_flavour: dict[str, list[NodeState]] = {}
+        self.free_milli: dict[str, int] = {}
         self.holds: list[Hold] = []
         self.host_slack: dict[int, list[tuple[int, int, int]]] = {}
         for node in sorted(nodes, key=lambda one: one.id):
@@ -78,6 +79,8 @@ class PoolState:
                 state.gpus.append(card)
                 self.gpus[gpu.id] = card
                 flavours.add(gpu.flavour)
+                if gpu.blocked is None:
+                    self.free_milli[gpu.flavour] = self.free_milli.get(gpu.flavour, 0) + 1000
             for flavour in sorted(flavours):
                 self.by_flavour.setdefault(flavour, []).append(state)
         for member in members:
@@ -99,12 +102,14 @@ class PoolState:
                 raise Overbooked(f"card {take.gpu_id} is not in the pool")
             self._take(card, take, lenient)
 
-    @staticmethod
-    def _take(card: GpuState, take: Take, lenient: bool) -> None:
+    def _take(self, card: GpuState, take: Take, lenient: bool) -> None:
+        before = card.free_milli
         for low, high in take.spans:
             if not lenient and not any(start <= low and high <= end for start, end in card.free):
                 raise Overbooked(f"card {take.gpu_id}: [{low}, {high}) is not free")
             card.free = subtract(card.free, [(low, high)])
+        if card.gpu.blocked is None:
+            self.free_milli[card.gpu.flavour] -= before - card.free_milli
         if take.slice_id is not None:
             if card.free_slices.pop(take.slice_id, None) is None and not lenient:
                 raise Overbooked(f"slice {take.slice_id} is not free")
