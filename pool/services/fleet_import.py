@@ -15,7 +15,7 @@ from typing import Any
 from django.db import transaction
 from django.utils.translation import gettext as _
 
-from pool.models import Cluster, Gpu, Node, NodeFabric, Site
+from pool.models import AllocationMember, Cluster, Gpu, Node, NodeFabric, Site
 from pool.services.capacity import capacity_refresh
 from pool.services.nodes import require_pool_admin
 from portal.kernel.errors import FieldProblem, Invalid
@@ -86,7 +86,9 @@ def fleet_plan(
 def _judge_rows(table: Table, plan: FleetPlan, default_site: str, default_cluster: str) -> None:
     seen: dict[str, int] = {}
     known = set(Node.objects.values_list("name", flat=True))
-    busy = set(Node.objects.filter(members__allocation__ended_at=None).values_list("name", flat=True))
+    busy = set(
+        AllocationMember.objects.filter(allocation__ended_at=None).values_list("node__name", flat=True)
+    )
     for row in table:
         number = row.number
 
