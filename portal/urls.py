@@ -6,6 +6,7 @@ from django.contrib import admin
 from django.urls import include, path
 from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerView
 
+from portal.accounts.web.views import set_language
 from portal.api_v1 import urlpatterns as api_v1
 from portal.web import views
 
@@ -20,7 +21,7 @@ urlpatterns = [
     path("readyz", views.readyz, name="readyz"),
     path("help/", views.help_page, name="help"),
     path("design/", views.design, name="design"),
-    path("i18n/", include("django.conf.urls.i18n")),
+    path("i18n/setlang/", set_language, name="set_language"),
     path("", include("portal.accounts.urls")),
     path("", include("portal.notify.urls")),
     path("", include("portal.ops.urls")),
