@@ -122,16 +122,17 @@ class Agent:
                 10.0 if grace is None else float(grace),
             )
         elif kind == "check_free":
-            await self._check_free(str(message["allocation"]), list(message.get("gpu_uuids") or []))
+            member = int(message.get("member") or 0)
+            await self._check_free(str(message["allocation"]), member, list(message.get("gpu_uuids") or []))
         elif kind == "refused":
             self.refusal = {"code": message.get("code"), "detail": message.get("detail")}
         if kind in ("start", "stop", "check_free") and message.get("command"):
             await self.send({"t": "command_ack", "command": message["command"]})
 
-    async def _check_free(self, allocation: str, uuids: list[str]) -> None:
+    async def _check_free(self, allocation: str, member: int, uuids: list[str]) -> None:
         answer = await self.collector.ask("sample") if uuids else {"ok": True, "rows": []}
         found = self.telemetry.check_free(uuids, answer, allocation)
-        self.outbox.put({"t": "free", "allocation": allocation, "gpus": found})
+        self.outbox.put({"t": "free", "allocation": allocation, "member": member, "gpus": found})
 
     # -- connection ------------------------------------------------------------------------------------------
 
