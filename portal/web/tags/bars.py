@@ -130,7 +130,7 @@ def meter(value: float | None, label: object = "", tone: str = "", text: object 
     """``{% meter 89 label="Memory" text="284.8 of 320 GiB" %}``: one share of one whole in percent. With
     ``label`` it gets its line of words above; without, give the words beside it yourself."""
     if value is None:
-        bar = format_html('<span class="meter" data-na></span>')
+        bar = mark_safe('<span class="meter" data-na></span>')
     else:
         share = max(0.0, min(100.0, float(value)))
         bar = format_html('<span class="meter"{} style="--v:{}"><span></span></span>', attr("data-tone", tone), f"{share:.4g}")
