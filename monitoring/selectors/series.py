@@ -1,0 +1,160 @@
+"""Time series of cards: the last hour from raw samples, anything longer from rollups. Missing stays missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import connection
+
+from monitoring.engine.rollup import mean
+from portal.kernel.clock import now
+from portal.kernel.units import to_ms
+
+Key = tuple[int, int]
+RAW_LIMIT = timedelta(hours=1)
+POINTS = 1000
+
+
+@dataclass(frozen=True)
+class Span:
+    """A period a chart offers: its length, the rollup it reads, and the seconds that one point covers."""
+
+    code: str
+    length: timedelta
+    step: int
+    point_s: int
+
+
+SPANS: dict[str, Span] = {
+    "1h": Span("1h", timedelta(hours=1), 60, 60),
+    "24h": Span("24h", timedelta(hours=24), 60, 300),
+    "7d": Span("7d", timedelta(days=7), 3600, 3600),
+    "30d": Span("30d", timedelta(days=30), 3600, 3600),
+}
+
+
+@dataclass
+class Live:
+    """Samples of one card in order of time: ms, percent, MiB, °C, W; None where a measure was missing."""
+
+    t: list[int] = field(default_factory=list)
+    busy: list[float | None] = field(default_factory=list)
+    sm: list[float | None] = field(default_factory=list)
+    mem: list[int | None] = field(default_factory=list)
+    temp: list[int | None] = field(default_factory=list)
+    power: list[float | None] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, list[Any]]:
+        return {"t": self.t, "busy": self.busy, "sm": self.sm, "mem": self.mem, "temp": self.temp, "power": self.power}
+
+
+_RECENT = """
+SELECT s.gpu_id, s.slot, s.at, s.util_pm, s.sm_pm, s.mem_used_mib, s.temp_c, s.power_mw
+FROM unnest(%(gpus)s::bigint[], %(slots)s::smallint[]) AS k(gpu_id, slot)
+JOIN monitoring_gpusample s ON s.gpu_id = k.gpu_id AND s.slot = k.slot
+WHERE s.at >= %(since)s AND s.at < %(until)s ORDER BY s.at
+"""
+
+
+def recent(keys: Sequence[Key], *, length: timedelta, points: int = POINTS, until: datetime | None = None) -> dict[Key, Live]:
+    """The raw samples of the last `length` (at most an hour), thinned to about `points` a card by leaving out."""
+    length = min(length, RAW_LIMIT)
+    end = until or now() + timedelta(minutes=1)
+    start = (until or now()) - length
+    out: dict[Key, Live] = {key: Live() for key in keys}
+    if not keys:
+        return out
+    with connection.cursor() as cursor:
+        cursor.execute(
+            _RECENT, {"gpus": [k[0] for k in keys], "slots": [k[1] for k in keys], "since": start, "until": end}
+        )
+        rows = cursor.fetchall()
+    gap_ms = length / timedelta(milliseconds=1) / points
+    for gpu_id, slot, at, util, sm, mem, temp, power in rows:
+        line = out[gpu_id, slot]
+        moment = to_ms(at)
+        if line.t and moment - line.t[-1] < gap_ms:
+            continue
+        line.t.append(moment)
+        line.busy.append(None if util is None else util / 10)
+        line.sm.append(None if sm is None else sm / 10)
+        line.mem.append(mem)
+        line.temp.append(temp)
+        line.power.append(None if power is None else round(power / 1000, 1))
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One point of a history: means of the samples that had the measure (None: none had), maxima, coverage 0–1."""
+
+    at: datetime
+    samples: int
+    coverage: float
+    util: float | None
+    util_max: float | None
+    sm: float | None
+    mem_mib: float | None
+    mem_max_mib: int | None
+    temp: float | None
+    temp_max: int | None
+    power_w: float | None
+    power_max_w: float | None
+
+
+_HISTORY = """
+SELECT to_timestamp(floor(extract(epoch FROM bucket) / %(point)s) * %(point)s) AS at, sum(samples), sum(covered_s),
+    sum(util_n), sum(util_sum), max(util_max), sum(sm_n), sum(sm_sum), sum(mem_n), sum(mem_sum), max(mem_max),
+    sum(temp_n), sum(temp_sum), max(temp_max), sum(power_n), sum(power_sum), max(power_max),
+    count(DISTINCT (gpu_id, slot))
+FROM monitoring_gpurollup
+WHERE gpu_id = ANY(%(gpus)s) AND slot = ANY(%(slots)s) AND step = %(step)s AND bucket >= %(start)s AND bucket < %(end)s
+GROUP BY 1 ORDER BY 1
+"""
+
+
+def history(keys: Iterable[Key], *, start: datetime, end: datetime, step: int, point_s: int) -> list[Point]:
+    """Means over the cards in points of `point_s` seconds (a multiple of `step`), only where there is data.
+
+    A mean is over samples that had the measure; `coverage` is covered time over the time of all the cards asked
+    for, so a card without data lowers it and never the mean.
+    """
+    wanted = list(dict.fromkeys(keys))
+    if not wanted:
+        return []
+    with connection.cursor() as cursor:
+        cursor.execute(
+            _HISTORY,
+            {
+                "gpus": [k[0] for k in wanted], "slots": list({k[1] for k in wanted}), "step": step, "point": point_s,
+                "start": start, "end": end,
+            },
+        )  # fmt: skip
+        rows = cursor.fetchall()
+    out = []
+    for (at, samples, covered, un, us, um, sn, ss, mn, ms, mm, tn, ts, tm, pn, ps, pm, _n) in rows:
+        out.append(
+            Point(
+                at=at, samples=int(samples), coverage=min(1.0, int(covered) / (point_s * len(wanted))),
+                util=_scaled(us, un, 10), util_max=None if um is None else um / 10, sm=_scaled(ss, sn, 10),
+                mem_mib=_scaled(ms, mn, 1), mem_max_mib=mm, temp=_scaled(ts, tn, 1), temp_max=tm,
+                power_w=_scaled(ps, pn, 1000), power_max_w=None if pm is None else round(pm / 1000, 1),
+            )
+        )  # fmt: skip
+    return out
+
+
+def _scaled(total: Any, n: Any, scale: int) -> float | None:
+    value = mean(int(total), int(n))
+    return None if value is None else round(value / scale, 2)
+
+
+def span_points(keys: Iterable[Key], span: Span) -> list[Point]:
+    """The history of a span that ends now."""
+    end = now()
+    start = end - span.length
+    start -= timedelta(seconds=start.timestamp() % span.point_s)
+    return history(keys, start=start, end=end, step=span.step, point_s=span.point_s)
