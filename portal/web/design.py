@@ -38,7 +38,8 @@ class SampleForm(forms.Form):
         for name, (label, text) in words.items():
             self.fields[name].label, self.fields[name].help_text = label, text
         self.fields["cost_centre"].choices = [("", "VM-1420-8"), ("b", "VM-1420-9")]  # type: ignore[attr-defined]
-        self.fields["kind"].choices = [("training", _("Training")), ("inference", _("Inference")), ("hold", _("Interactive"))]  # type: ignore[attr-defined]
+        kinds = [("training", _("Training")), ("inference", _("Inference")), ("hold", _("Interactive"))]
+        self.fields["kind"].choices = kinds  # type: ignore[attr-defined]
 
     def clean_gpus(self) -> int:
         """Refuses more than ten, with the sum."""
@@ -94,14 +95,23 @@ def samples(request: HttpRequest) -> dict[str, Any]:
         ],
         "history": [
             {"time": now, "icon": "play", "tone": "ok", "text": _("Started"), "note": "sh-h800-12"},
-            {"time": now - dt.timedelta(hours=3), "icon": "approve", "text": _("Approved"), "note": "Chen Hao"},
+            {
+                "time": now - dt.timedelta(hours=3),
+                "icon": "approve",
+                "text": _("Approved"),
+                "note": "Chen Hao",
+            },
         ],
         "tabs": [
             {"url": "?t=a", "label": _("People"), "count": 214, "current": True},
             {"url": "?t=b", "label": _("Departments"), "count": 18},
         ],
         "options": [("hour", _("Hour")), ("day", _("Day"))],
-        "effects": [(_("GPUs given back"), "4 × H800"), (_("GPU-hours not run"), "47.8"), (_("Not charged"), "¥764.80")],
+        "effects": [
+            (_("GPUs given back"), "4 × H800"),
+            (_("GPU-hours not run"), "47.8"),
+            (_("Not charged"), "¥764.80"),
+        ],
         "in_two_hours": now + dt.timedelta(hours=2, minutes=47),
         "before": now - dt.timedelta(minutes=3),
         "now": now,

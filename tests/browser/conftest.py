@@ -137,7 +137,9 @@ def complaints() -> Iterator[Complaints]:
 
 
 @pytest.fixture
-def context(chromium: Browser, server: Server, complaints: Complaints) -> Iterator[Callable[..., BrowserContext]]:
+def context(
+    chromium: Browser, server: Server, complaints: Complaints
+) -> Iterator[Callable[..., BrowserContext]]:
     """`context(user=None, lang="en", theme="light", width=1440, height=900)` → a fresh browser context."""
     made: list[BrowserContext] = []
 
@@ -243,7 +245,9 @@ def person(server: Server) -> Callable[..., Any]:
 
     def make(role: str | None = "researcher", department: Any = None, name: str = "", **more: Any) -> Any:
         n = next(numbers)
-        user = User(username=f"person{n}", display_name=name or f"Person {n}", email=f"p{n}@example.org", **more)
+        user = User(
+            username=f"person{n}", display_name=name or f"Person {n}", email=f"p{n}@example.org", **more
+        )
         user.language = more.get("language", "en")
         user.home_department = department
         user.set_password("correct horse battery")

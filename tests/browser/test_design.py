@@ -11,12 +11,19 @@ from playwright.sync_api import BrowserContext, Page, expect
 
 from tests.browser.conftest import Complaints, overflow
 
-LOOKS = [(lang, theme, width) for lang in ("en", "zh-hans") for theme in ("light", "dark") for width in (1440, 390)]
+LOOKS = [
+    (lang, theme, width) for lang in ("en", "zh-hans") for theme in ("light", "dark") for width in (1440, 390)
+]
 
 
 @pytest.mark.parametrize(("lang", "theme", "width"), LOOKS)
 def test_design_page_is_accessible_in_every_look(
-    visit: Callable[..., Page], axe: Callable[..., None], shot: Callable[..., Path], lang: str, theme: str, width: int
+    visit: Callable[..., Page],
+    axe: Callable[..., None],
+    shot: Callable[..., Path],
+    lang: str,
+    theme: str,
+    width: int,
 ) -> None:
     page = visit("/design/", lang=lang, theme=theme, width=width)
     page.locator(".plot__canvas .main-svg").first.wait_for()
@@ -28,7 +35,13 @@ def test_design_page_is_accessible_in_every_look(
 @pytest.mark.parametrize("path", ["/help/", "/accounts/login/"])
 @pytest.mark.parametrize(("lang", "theme", "width"), [("en", "light", 1440), ("zh-hans", "dark", 390)])
 def test_signed_out_pages(
-    visit: Callable[..., Page], axe: Callable[..., None], shot: Callable[..., Path], path: str, lang: str, theme: str, width: int
+    visit: Callable[..., Page],
+    axe: Callable[..., None],
+    shot: Callable[..., Path],
+    path: str,
+    lang: str,
+    theme: str,
+    width: int,
 ) -> None:
     page = visit(path, lang=lang, theme=theme, width=width)
     assert overflow(page) <= 0
@@ -38,8 +51,13 @@ def test_signed_out_pages(
 
 @pytest.mark.parametrize(("lang", "theme", "width"), [("en", "light", 1440), ("zh-hans", "dark", 390)])
 def test_not_found_page_names_the_request(
-    visit: Callable[..., Page], axe: Callable[..., None], person: Callable[..., Any], complaints: Complaints,
-    lang: str, theme: str, width: int
+    visit: Callable[..., Page],
+    axe: Callable[..., None],
+    person: Callable[..., Any],
+    complaints: Complaints,
+    lang: str,
+    theme: str,
+    width: int,
 ) -> None:
     complaints.allow.append("404 (Not Found)")
     page = visit("/no/such/page/", user=person(), lang=lang, theme=theme, width=width)
@@ -136,6 +154,10 @@ def test_filters_go_into_the_address(visit: Callable[..., Page]) -> None:
 def test_content_security_policy_holds(visit: Callable[..., Page], complaints: Complaints) -> None:
     complaints.allow.append("Content Security Policy")
     page = visit("/design/")
-    assert page.evaluate("""() => {
-      const s = document.createElement('script'); s.textContent = 'window.injected = 1'; document.body.append(s); return window.injected ?? null;
-    }""") is None
+    inject = """() => {
+      const s = document.createElement('script');
+      s.textContent = 'window.injected = 1';
+      document.body.append(s);
+      return window.injected ?? null;
+    }"""
+    assert page.evaluate(inject) is None

@@ -29,7 +29,9 @@ def icon_symbols(context: Context, extra: str = "") -> SafeString:
 
 
 @register.simple_tag(takes_context=True)
-def badge(context: Context, state: object, kind: str = "", label: str = "", tone: str = "", icon: str = "") -> SafeString:
+def badge(
+    context: Context, state: object, kind: str = "", label: str = "", tone: str = "", icon: str = ""
+) -> SafeString:
     """``{% badge request.state "request" %}``: colour, icon and word of a state (``portal.web.states``).
     ``label``, ``tone`` and ``icon`` override for words that are no stored state:
     ``{% badge "" label=_("fits") tone="ok" icon="check" %}``."""
@@ -71,7 +73,10 @@ def na(reason: object = "") -> SafeString:
 @register.simple_tag
 def dash() -> SafeString:
     """``{% dash %}``: not applicable."""
-    return format_html('<span class="na"><span aria-hidden="true">–</span><span class="vh">{}</span></span>', gettext("not applicable"))
+    return format_html(
+        '<span class="na"><span aria-hidden="true">–</span><span class="vh">{}</span></span>',
+        gettext("not applicable"),
+    )
 
 
 @register.simple_tag
@@ -103,7 +108,11 @@ def gpu_hours(value: int | None, places: int = 1) -> str:
 @register.filter
 def gpu_hours_unit(value: int | None, places: int = 1) -> str:
     """``{{ gpu_ms|gpu_hours_unit }}`` → ``48.2 GPU·h`` / ``48.2 卡时``."""
-    return formats.DASH if value is None else f"{formats.gpu_hours(value, places)}{formats.NBSP}{formats.hours_unit()}"
+    return (
+        formats.DASH
+        if value is None
+        else f"{formats.gpu_hours(value, places)}{formats.NBSP}{formats.hours_unit()}"
+    )
 
 
 @register.filter
@@ -150,7 +159,11 @@ def hours(value: int | float | None) -> str:
 def time_left(until: dt.datetime | None) -> SafeString:
     """``{{ lease.ends_at|time_left }}`` → ``2 h 47 min left``; the script keeps it current."""
     text = formats.time_left(until, clock.now())
-    return mark_safe(text) if until is None else format_html('<span data-until="{}">{}</span>', until.isoformat(timespec="seconds"), text)
+    return (
+        mark_safe(text)
+        if until is None
+        else format_html('<span data-until="{}">{}</span>', until.isoformat(timespec="seconds"), text)
+    )
 
 
 @register.filter
@@ -171,7 +184,9 @@ def initials(name: str) -> str:
 
 
 @register.simple_tag
-def delta(now: Any, before: Any, unit: object = "", good: str = "", places: int | None = None, against: object = "") -> SafeString:
+def delta(
+    now: Any, before: Any, unit: object = "", good: str = "", places: int | None = None, against: object = ""
+) -> SafeString:
     """``{% delta 12 10 "%" good="up" against=_("May") %}`` → ``+2 % against May``. ``good`` "up" or "down"
     colours it; without it the change stays grey."""
     if now is None or before is None:

@@ -19,8 +19,16 @@ def _milli(value: int | None) -> int:
 
 
 @register.simple_tag
-def qbar(used: int, guaranteed: int, limit: int | None = None, borrowed: int | None = None, lent: int = 0,
-         ask: int = 0, label: object = "", size: str = "") -> SafeString:
+def qbar(
+    used: int,
+    guaranteed: int,
+    limit: int | None = None,
+    borrowed: int | None = None,
+    lent: int = 0,
+    ask: int = 0,
+    label: object = "",
+    size: str = "",
+) -> SafeString:
     """``{% qbar used guaranteed limit lent=lent ask=ask label="H800 80GB" %}``: use against a quota.
 
     All in milli-GPU (or any one unit); the scale runs from 0 to the limit; None is unlimited. ``borrowed``
@@ -44,7 +52,10 @@ def qbar(used: int, guaranteed: int, limit: int | None = None, borrowed: int | N
         text = gettext("%(label)s: %(used)s used, limit %(limit)s, over by %(over)s") % words
     else:
         text = (
-            gettext("%(label)s: %(used)s used of %(guaranteed)s guaranteed; %(borrowed)s borrowed; %(lent)s lent; limit %(limit)s")
+            gettext(
+                "%(label)s: %(used)s used of %(guaranteed)s guaranteed; %(borrowed)s borrowed; "
+                "%(lent)s lent; limit %(limit)s"
+            )
             % words
         )
     if ask:
@@ -69,8 +80,17 @@ def qbar(used: int, guaranteed: int, limit: int | None = None, borrowed: int | N
 
 
 @register.simple_tag
-def quota(label: object, used: int, guaranteed: int, limit: int | None = None, borrowed: int | None = None,
-          lent: int = 0, ask: int = 0, available: int | None = None, note: object = "") -> SafeString:
+def quota(
+    label: object,
+    used: int,
+    guaranteed: int,
+    limit: int | None = None,
+    borrowed: int | None = None,
+    lent: int = 0,
+    ask: int = 0,
+    available: int | None = None,
+    note: object = "",
+) -> SafeString:
     """``{% quota "H800 80GB" used guaranteed limit lent=lent available=n %}``: the bar with its head and
     its line of figures; milli-GPU."""
     used, guar = _milli(used), _milli(guaranteed)
@@ -92,7 +112,9 @@ def quota(label: object, used: int, guaranteed: int, limit: int | None = None, b
             if available > 0
             else gettext("0 available")
         )
-    foot.append(gettext("limit %(n)s") % {"n": formats.milli_gpu(limit)} if limit is not None else gettext("no limit"))
+    foot.append(
+        gettext("limit %(n)s") % {"n": formats.milli_gpu(limit)} if limit is not None else gettext("no limit")
+    )
     if borrow:
         foot.append(gettext("%(n)s borrowed") % {"n": formats.milli_gpu(borrow)})
     if lent:
@@ -133,11 +155,16 @@ def meter(value: float | None, label: object = "", tone: str = "", text: object 
         bar = mark_safe('<span class="meter" data-na></span>')
     else:
         share = max(0.0, min(100.0, float(value)))
-        bar = format_html('<span class="meter"{} style="--v:{}"><span></span></span>', attr("data-tone", tone), f"{share:.4g}")
+        bar = format_html(
+            '<span class="meter"{} style="--v:{}"><span></span></span>',
+            attr("data-tone", tone),
+            f"{share:.4g}",
+        )
     if not label:
         return bar
     return format_html(
-        '<div class="stack meter-row"><div class="row spread f12"><span class="muted">{}</span><strong>{}</strong></div>{}</div>',
+        '<div class="stack meter-row"><div class="row spread f12"><span class="muted">{}</span>'
+        "<strong>{}</strong></div>{}</div>",
         label,
         text or (gettext("N/A") if value is None else formats.figure(value, "%", 0)),
         bar,
@@ -176,8 +203,16 @@ def sumbar(parts: Iterable[Mapping[str, Any]], label: object = "") -> SafeString
 
 
 @register.simple_tag(takes_context=True)
-def stat(context: Context, label: object, value: object, unit: object = "", basis: object = "", url: str = "",
-         change: object = "", icon: str = "") -> SafeString:
+def stat(
+    context: Context,
+    label: object,
+    value: object,
+    unit: object = "",
+    basis: object = "",
+    url: str = "",
+    change: object = "",
+    icon: str = "",
+) -> SafeString:
     """``{% stat _("Allocated") "342.0" "GPU" basis=_("of 400, now") url=… %}``: a headline figure inside
     ``<dl class="stats">``; ``url`` leads to the rows behind it."""
     shown = format_html("{}{}", value, format_html("{}<small>{}</small>", formats.NBSP, unit) if unit else "")

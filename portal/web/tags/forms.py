@@ -25,13 +25,22 @@ def _describe(context: Context, bound: BoundField, help_text: object) -> tuple[s
         ids.append(f"{ident}-error")
         text = format_html_join(" ", "{}", ((e,) for e in bound.errors))
         lines.append(
-            format_html('<p class="error" id="{}-error">{}<span>{}</span></p>', ident, svg(context, "warn"), text)
+            format_html(
+                '<p class="error" id="{}-error">{}<span>{}</span></p>', ident, svg(context, "warn"), text
+            )
         )
     return " ".join(ids), mark_safe("".join(lines))
 
 
 @register.simple_tag(takes_context=True)
-def field(context: Context, bound: BoundField, unit: object = "", label: object = "", help: object = "", **attrs: Any) -> SafeString:
+def field(
+    context: Context,
+    bound: BoundField,
+    unit: object = "",
+    label: object = "",
+    help: object = "",
+    **attrs: Any,
+) -> SafeString:
     """``{% field form.duration unit=_("hours") %}``: a whole field. Checkboxes, radios and lists of checkboxes are
     laid out by their widget; other keyword arguments become attributes of the control (``_`` becomes ``-``:
     ``hx_get=url`` → ``hx-get``). A field that is not required is marked optional."""
@@ -53,10 +62,19 @@ def field(context: Context, bound: BoundField, unit: object = "", label: object 
         hint = help or bound.help_text
         small = format_html('<small id="{}-help">{}</small>', ident, hint) if hint else EMPTY
         error = _describe(context, bound, "")[1]
-        return format_html('<div class="field"><label class="check" for="{}">{}<span>{}</span>{}</label>{}</div>', ident, control, name, small, error)
+        return format_html(
+            '<div class="field"><label class="check" for="{}">{}<span>{}</span>{}</label>{}</div>',
+            ident,
+            control,
+            name,
+            small,
+            error,
+        )
 
     if isinstance(widget, forms.RadioSelect | forms.CheckboxSelectMultiple):
-        choices = format_html_join("", "<label>{}<span>{}</span></label>", ((w.tag(), w.choice_label) for w in bound.subwidgets))
+        choices = format_html_join(
+            "", "<label>{}<span>{}</span></label>", ((w.tag(), w.choice_label) for w in bound.subwidgets)
+        )
         return format_html(
             '<fieldset class="field"{}{}><legend>{} {}</legend><div class="choice">{}</div>{}</fieldset>',
             attr("aria-describedby", describe),
@@ -71,7 +89,9 @@ def field(context: Context, bound: BoundField, unit: object = "", label: object 
     control = bound.as_widget(attrs=_clean(extra))
     if unit:
         control = format_html('<div class="input-group">{}<span class="unit">{}</span></div>', control, unit)
-    return format_html('<div class="field"><label for="{}">{} {}</label>{}{}</div>', ident, name, optional, control, lines)
+    return format_html(
+        '<div class="field"><label for="{}">{} {}</label>{}{}</div>', ident, name, optional, control, lines
+    )
 
 
 def _clean(attrs: dict[str, Any]) -> dict[str, Any]:
@@ -94,11 +114,24 @@ def form_errors(context: Context, form: forms.BaseForm) -> SafeString:
         for name in form.errors
         if name in form.fields and not form[name].is_hidden
     ]
-    hidden = [e for name in form.errors if name in form.fields and form[name].is_hidden for e in form[name].errors]
+    hidden = [
+        e for name in form.errors if name in form.fields and form[name].is_hidden for e in form[name].errors
+    ]
     general += format_html_join("", "<p>{}</p>", ((e,) for e in hidden))
-    where = format_html("<p>{} {}</p>", gettext("To look at:"), format_html_join(", ", "{}", ((a,) for a in links))) if links else EMPTY
+    where = (
+        format_html(
+            "<p>{} {}</p>", gettext("To look at:"), format_html_join(", ", "{}", ((a,) for a in links))
+        )
+        if links
+        else EMPTY
+    )
     head = general or format_html("<p><strong>{}</strong></p>", gettext("Not saved."))
-    return format_html('<div class="callout" data-tone="bad" role="alert">{}<div>{}{}</div></div>', svg(context, "warn"), head, where)
+    return format_html(
+        '<div class="callout" data-tone="bad" role="alert">{}<div>{}{}</div></div>',
+        svg(context, "warn"),
+        head,
+        where,
+    )
 
 
 @register.filter

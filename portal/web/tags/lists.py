@@ -29,8 +29,15 @@ def _query(context: Context, **changes: object) -> str:
 
 
 @register.simple_tag(takes_context=True)
-def sortable(context: Context, field: str, label: object, numeric: bool = False, unit: object = "", default: str = "",
-             param: str = "sort") -> SafeString:
+def sortable(
+    context: Context,
+    field: str,
+    label: object,
+    numeric: bool = False,
+    unit: object = "",
+    default: str = "",
+    param: str = "sort",
+) -> SafeString:
     """``{% sortable "created" _("Age") %}``: a column head whose link sorts; the order is ``?sort=field`` or
     ``?sort=-field``. ``default``: the order that holds without the parameter."""
     request = request_of(context)
@@ -70,7 +77,12 @@ def pager(context: Context, page: Page[Any], param: str = "page") -> SafeString:
             links.append(format_html('<a href="{}">{}</a>', _query(context, **{param: n}), n))
         else:
             links.append(mark_safe("<span>…</span>"))
-    return format_html('<div class="pager"><span>{}</span><nav aria-label="{}">{}</nav></div>', span, gettext("Pages"), mark_safe("".join(links)))
+    return format_html(
+        '<div class="pager"><span>{}</span><nav aria-label="{}">{}</nav></div>',
+        span,
+        gettext("Pages"),
+        mark_safe("".join(links)),
+    )
 
 
 @register.simple_block_tag(takes_context=True)
@@ -106,7 +118,9 @@ def chip(context: Context, label: object, param: str) -> SafeString:
 
 
 @register.simple_tag(takes_context=True)
-def segmented(context: Context, param: str, options: list[tuple[str, object]], label: object = "", default: str = "") -> SafeString:
+def segmented(
+    context: Context, param: str, options: list[tuple[str, object]], label: object = "", default: str = ""
+) -> SafeString:
     """``{% segmented "state" options label=_("Show") default="open" %}``: one of a few, each a link that sets the
     parameter. Options are (value, label) pairs."""
     request = request_of(context)
@@ -120,7 +134,11 @@ def segmented(context: Context, param: str, options: list[tuple[str, object]], l
         )
         for value, text in options
     ]
-    return format_html('<div class="segmented" role="group" aria-label="{}">{}</div>', label or gettext("Show"), mark_safe("".join(body)))
+    return format_html(
+        '<div class="segmented" role="group" aria-label="{}">{}</div>',
+        label or gettext("Show"),
+        mark_safe("".join(body)),
+    )
 
 
 @register.simple_tag(takes_context=True)
