@@ -211,8 +211,8 @@ def steps(context: Context, items: Iterable[Mapping[str, Any]], label: object = 
         note = format_html("<small>{}</small>", it["note"]) if it.get("note") else EMPTY
         rows.append(
             format_html(
-                '<li data-s="{}"{}><span class="dot" aria-hidden="true">{}</span><b>{}<span class="vh">, {}</span></b>{}'
-                "</li>",
+                '<li data-s="{}"{}><span class="dot" aria-hidden="true">{}</span><b>{}'
+                '<span class="vh">, {}</span></b>{}</li>',
                 s,
                 attr("aria-current", "step" if s == "now" else ""),
                 dot,
@@ -345,8 +345,8 @@ def chart(
         'data-t-failed="{}" data-t-time="{}" aria-label="{}"><div class="plot__box" style="--h:{}">'
         '<div class="plot__canvas" role="img" aria-label="{}"></div>'
         '</div><div class="plot__twin table-wrap" tabindex="0" role="region" aria-label="{}" hidden></div>'
-        '<button class="btn plot__toggle" data-size="s" data-kind="quiet" type="button" aria-pressed="false">{}</button>'
-        "{}</figure>",
+        '<button class="btn plot__toggle" data-size="s" data-kind="quiet" type="button" '
+        'aria-pressed="false">{}</button>{}</figure>',
         id,
         attr("data-src", src),
         attr("data-every", every),

@@ -13,6 +13,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.commands import makemessages
 from django.test.utils import override_settings
 
 ROOMS = ("portal", "quotas", "pool", "monitoring")
@@ -30,6 +31,22 @@ def ignored(room: str) -> list[str]:
             if entry.name != room:
                 patterns.append(f"templates/{entry.name}" + ("/*" if entry.is_dir() else ""))
     return patterns
+
+
+class Extract(makemessages.Command):
+    """Django's extraction with all that is found put into one catalogue; on its own it would take the folder `locale`
+    at the top for every file."""
+
+    def __init__(self, target: Path) -> None:
+        super().__init__()
+        self.target = str(target)
+
+    def find_files(self, root: str) -> list[Any]:
+        """The files of this room, each bound to its catalogue."""
+        found = super().find_files(root)
+        for each in found:
+            each.locale_dir = self.target
+        return found
 
 
 def entries(path: Path) -> str:
@@ -69,7 +86,7 @@ class Command(BaseCommand):
         (target / LANGUAGE / "LC_MESSAGES").mkdir(parents=True, exist_ok=True)
         with override_settings(LOCALE_PATHS=[target]):
             call_command(
-                "makemessages",
+                Extract(target),
                 locale=[LANGUAGE],
                 ignore_patterns=ignored(room),
                 extensions=["html", "txt", "py"],
