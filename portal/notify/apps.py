@@ -7,3 +7,7 @@ class NotifyConfig(AppConfig):
     name = "portal.notify"
     label = "notify"
     verbose_name = "Notices"
+
+    def ready(self) -> None:
+        """Register the own kinds and listen to the rooms below."""
+        import portal.notify.subscriptions  # noqa: F401

@@ -84,7 +84,9 @@ class Preference(models.Model):
     """A person's choice per kind of notice and channel; absent means on."""
 
     id = models.BigAutoField(primary_key=True)
-    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="notice_preferences")
+    user = models.ForeignKey(
+        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="notice_preferences"
+    )
     kind = models.CharField(max_length=48)
     channel = models.CharField(max_length=12, choices=Channel.choices)
     enabled = models.BooleanField(default=True)

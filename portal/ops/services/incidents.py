@@ -13,6 +13,7 @@ from portal.kernel.errors import Conflict, Invalid
 from portal.kernel.models import advance
 from portal.ops.actor import Actor
 from portal.ops.models import Incident, IncidentEntry
+from portal.ops.outbox import outbox_add
 from portal.ops.services.audit import audit_record
 
 
@@ -32,7 +33,7 @@ def incident_open(
         if found is None:
             try:
                 with transaction.atomic():
-                    return Incident.objects.create(
+                    made = Incident.objects.create(
                         kind=kind,
                         dedupe_key=dedupe_key,
                         severity=severity,
@@ -43,6 +44,8 @@ def incident_open(
                         opened_at=now(),
                         last_seen_at=now(),
                     )
+                    outbox_add("ops.incident_opened", {"incident": str(made.uid), "kind": kind}, key=dedupe_key[:100])
+                    return made
             except IntegrityError:
                 found = (
                     Incident.objects.select_for_update()

@@ -43,7 +43,9 @@ def test_a_unit_is_never_left_alone_on_a_line() -> None:
     assert " " not in formats.duration(43_020)
 
 
-@pytest.mark.parametrize(("milli", "text"), [(8000, "8"), (500, "0.5"), (12430, "12.43"), (0, "0"), (-1000, "−1")])
+@pytest.mark.parametrize(
+    ("milli", "text"), [(8000, "8"), (500, "0.5"), (12430, "12.43"), (0, "0"), (-1000, "−1")]
+)
 def test_milli_gpu(milli: int, text: str) -> None:
     assert formats.milli_gpu(milli) == text
 
