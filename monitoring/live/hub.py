@@ -101,6 +101,7 @@ class Hub:
         self.reload_all = False
         self.backlog: list[bytes] | None = None
         self.ready = asyncio.Event()
+        self.subscribed = asyncio.Event()
         self.connected = False
         self.last_used = time.monotonic()
 
@@ -123,6 +124,7 @@ class Hub:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         self.ready.clear()
+        self.subscribed.clear()
         self.board = None
 
     def join_wall(self, outlet: Outlet) -> None:
@@ -171,7 +173,8 @@ class Hub:
                 async with client.pubsub() as channel:
                     await channel.subscribe(CHANNEL)
                     # Subscribed first, read after: nothing that is published in between is lost.
-                    self.reload_all = True
+                    self.reload_all = self.subscribed.is_set()
+                    self.subscribed.set()
                     self.connected, pause = True, 0.2
                     while True:
                         message = await channel.get_message(ignore_subscribe_messages=True, timeout=30)
@@ -216,6 +219,9 @@ class Hub:
 
     async def _ticks(self) -> None:
         sweep = facts = beat = time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.subscribed.wait(), 2)
+        self.subscribed.set()  # without Redis the wall still shows the last states
         while True:
             moment = time.monotonic()
             if not self.readers and moment - self.last_used > LINGER_S:
