@@ -1,3 +1,37 @@
-"""What pool listens to in the outbox."""
+"""What pool listens to in the outbox. Handlers are idempotent: delivery is at least once."""
 
 from __future__ import annotations
+
+from typing import Any
+
+from portal.ops.outbox import subscribe
+
+
+def plan_soon(payload: dict[str, Any]) -> None:
+    """Something changed that may let a request start, or leave: plan once more, after this is committed."""
+    from django.db import transaction
+
+    from pool.tasks import schedule_cycle
+
+    transaction.on_commit(lambda: schedule_cycle.apply_async(("event",), retry=False), robust=True)
+
+
+def user_suspended(payload: dict[str, Any]) -> None:
+    """A suspended person's work ends with the usual grace, unless it was to go on."""
+    if payload.get("leases") == "keep":
+        return
+    from pool.services.allocations import allocations_suspend
+
+    allocations_suspend(user_uid=str(payload["user"]), reason=str(payload.get("reason") or ""))
+
+
+for topic in (
+    "quotas.request_queued",
+    "quotas.request_withdrawn",
+    "quotas.request_changed",
+    "quotas.limits_changed",
+    "pool.allocation_ended",
+    "pool.capacity_changed",
+):
+    subscribe(topic, "pool.subscriptions.plan_soon")
+subscribe("accounts.user_suspended", "pool.subscriptions.user_suspended")

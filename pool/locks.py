@@ -1,0 +1,56 @@
+"""Row locks of this room, always in this order: usage rows (quotas), request (quotas), allocation, GPUs by
+id.
+
+Who holds an allocation's row never asks for a usage row or a request: what must follow there is done after
+commit, in a transaction that begins with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from django.db import connection, transaction
+from django.utils.translation import gettext_lazy as _
+
+from pool.models import Allocation, Gpu
+from portal.kernel.errors import NotFound
+
+WAIT_MS = 5000
+
+
+def _in_transaction() -> None:
+    if not transaction.get_connection().in_atomic_block:
+        raise RuntimeError("row locks need a transaction")
+
+
+def lock_wait_limit(milliseconds: int = WAIT_MS) -> None:
+    """Wait at most so long for each further lock of this transaction."""
+    _in_transaction()
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT set_config('lock_timeout', %s, true)", [f"{milliseconds}ms"])
+
+
+def allocation_lock(allocation_id: int) -> Allocation:
+    """Lock one allocation."""
+    _in_transaction()
+    row = (
+        Allocation.objects.select_for_update(of=("self",), no_key=True)
+        .select_related("holder", "department", "flavour", "request")
+        .filter(pk=allocation_id)
+        .first()
+    )
+    if row is None:
+        raise NotFound(code="allocation_unknown", detail=_("There is no such allocation."))
+    return row
+
+
+def gpus_lock(gpu_ids: Iterable[int]) -> dict[int, Gpu]:
+    """Lock cards by id; returns those that exist with their nodes."""
+    _in_transaction()
+    rows = (
+        Gpu.objects.select_for_update(of=("self",), no_key=True)
+        .select_related("node__cluster__site")
+        .filter(pk__in=sorted(set(gpu_ids)))
+        .order_by("pk")
+    )
+    return {row.pk: row for row in rows}

@@ -1,0 +1,89 @@
+"""The end of leases: warnings once per threshold, expiry always, and the end of a reclaim's notice.
+
+Safe to run at any time, twice, and after a missed night: what was said is a row, and of several thresholds
+that passed unseen only the last is told.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from django.db import transaction
+
+from pool.locks import allocation_lock
+from pool.models import Allocation, AllocationEvent, ReclaimCase
+from pool.services.execution import allocation_stop_due
+from pool.transitions import LIVE
+from portal.kernel.clock import now
+from portal.ops.actor import system
+from portal.ops.outbox import outbox_add
+
+SYSTEM = system("rules")
+THRESHOLDS_S = (3 * 86400, 86400, 3600, 600)
+WARNED = "expiry_warning"
+
+
+def leases_sweep() -> dict[str, int]:
+    """Stop what is over, warn what is near its end; returns how many of each."""
+    at = now()
+    done = {"expired": 0, "reclaimed": 0, "warned": 0}
+    live = Allocation.objects.filter(state__in=LIVE)
+    for pk in live.filter(expires_at__lte=at).order_by("expires_at", "id").values_list("pk", flat=True):
+        done["expired"] += allocation_stop_due(
+            allocation_id=pk, cause=ReclaimCase.Cause.EXPIRED, rule="lease_end"
+        )
+    due = ReclaimCase.objects.filter(
+        closed_at=None, stop_sent_at=None, grace_until__lte=at, allocation__state__in=LIVE
+    ).order_by("grace_until", "id")
+    for case in due:
+        done["reclaimed"] += allocation_stop_due(
+            allocation_id=case.allocation_id, cause=case.cause, rule=case.rule
+        )
+    near = live.filter(expires_at__gt=at, expires_at__lte=at + timedelta(seconds=max(THRESHOLDS_S)))
+    for pk in near.order_by("expires_at", "id").values_list("pk", flat=True):
+        done["warned"] += expiry_warn(allocation_id=pk, at=at)
+    return done
+
+
+def thresholds_for(allocation: Allocation) -> list[int]:
+    """The thresholds that make sense for a lease: those below half of its whole time, largest first."""
+    if allocation.expires_at is None:
+        return []
+    begun = allocation.started_at or allocation.reserved_at
+    whole = (allocation.expires_at - begun).total_seconds()
+    return [seconds for seconds in THRESHOLDS_S if seconds * 2 <= whole]
+
+
+def expiry_warn(*, allocation_id: int, at: datetime) -> bool:
+    """Say once, per threshold and end, that it will end; True where something new was said."""
+    with transaction.atomic():
+        allocation = allocation_lock(allocation_id)
+        if allocation.state not in LIVE or allocation.expires_at is None or allocation.expires_at <= at:
+            return False
+        left = (allocation.expires_at - at).total_seconds()
+        passed = [seconds for seconds in thresholds_for(allocation) if left <= seconds]
+        if not passed:
+            return False
+        threshold = min(passed)
+        end = allocation.expires_at.isoformat()
+        told = AllocationEvent.objects.filter(
+            allocation=allocation, kind=WARNED, facts__expires_at=end, facts__threshold_s__lte=threshold
+        )
+        if told.exists():
+            return False
+        facts = {"threshold_s": threshold, "expires_at": end}
+        AllocationEvent.objects.create(
+            allocation=allocation, at=at, kind=WARNED, actor_name=SYSTEM.name, facts=facts
+        )
+        outbox_add(
+            "pool.lease_expiring",
+            {
+                "allocation": str(allocation.uid),
+                "ref": allocation.ref,
+                "request": str(allocation.request.uid),
+                "holder_id": allocation.holder_id,
+                **facts,
+            },
+            key=allocation.ref,
+        )
+    return True

@@ -1,0 +1,124 @@
+"""Leases: written when a request is placed, closed when its card was seen free (or its node was fenced).
+
+Each lease has its spans (the database forbids an overlap), and a usage span in the books by the same uid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from django.db.backends.postgresql.psycopg_any import DateTimeTZRange, NumericRange
+from django.db.models import F, Func, Sum, Value
+from django.utils.translation import gettext_lazy as _
+
+from pool.engine.model import Member
+from pool.models import Allocation, Gpu, Lease, LeaseSpan
+from portal.kernel.errors import Conflict
+from portal.kernel.models import advance
+from quotas.services.ledger import usage_span_close, usage_span_open
+
+CARD_MILLI = 1000
+
+
+def leases_open(
+    *, allocation: Allocation, members: Iterable[Member], gpus: dict[int, Gpu], at: datetime
+) -> list[Lease]:
+    """Write the leases of a placement; the caller holds the cards' rows.
+
+    Conflict `gpu_overcharged` where charges or memory on a card would pass the card. An overlap of spans is
+    the database's to refuse (IntegrityError).
+    """
+    made: list[Lease] = []
+    spans: list[LeaseSpan] = []
+    for member in members:
+        for take in member.takes:
+            lease = Lease(
+                allocation=allocation,
+                member=member.number,
+                gpu=gpus[take.gpu_id],
+                mig_slice_id=take.slice_id,
+                charge=take.charge_milli,
+                memory_mib=take.memory_mib,
+                started_at=at,
+            )
+            made.append(lease)
+            spans.extend(
+                LeaseSpan(
+                    lease=lease,
+                    gpu_id=take.gpu_id,
+                    span=NumericRange(low, high),
+                    during=DateTimeTZRange(at, None),
+                )
+                for low, high in take.spans
+            )
+    held = _held({lease.gpu_id for lease in made})
+    for lease in made:
+        charge, memory = held.get(lease.gpu_id, (0, 0))
+        charge, memory = charge + lease.charge, memory + lease.memory_mib
+        held[lease.gpu_id] = (charge, memory)
+        limit = max(lease.gpu.memory_mib, lease.gpu.flavour.memory_mib if lease.gpu.flavour else 0)
+        if charge > CARD_MILLI or (memory > limit and limit):
+            raise Conflict(
+                code="gpu_overcharged",
+                detail=_("The card is held by somebody else meanwhile."),
+                extra={"gpu": str(lease.gpu.uid), "charge": charge, "memory_mib": memory},
+            )
+    Lease.objects.bulk_create(made)
+    LeaseSpan.objects.bulk_create(spans)
+    for lease in made:
+        _book_open(allocation, lease)
+    return made
+
+
+def _held(gpu_ids: set[int]) -> dict[int, tuple[int, int]]:
+    rows = (
+        Lease.objects.filter(gpu_id__in=gpu_ids, ended_at=None)
+        .values("gpu_id")
+        .annotate(charge_sum=Sum("charge"), memory_sum=Sum("memory_mib"))
+    )
+    return {row["gpu_id"]: (row["charge_sum"] or 0, row["memory_sum"] or 0) for row in rows}
+
+
+def _book_open(allocation: Allocation, lease: Lease) -> None:
+    if allocation.flavour_id is None:
+        return
+    node = lease.gpu.node
+    usage_span_open(
+        key=lease.uid,
+        request_id=allocation.request_id,
+        department_id=allocation.department_id,
+        user_id=allocation.holder_id,
+        flavour_id=allocation.flavour_id,
+        site_code=node.cluster.site.code,
+        node_name=node.name,
+        gpu_label=f"{node.name}/{lease.gpu.index}",
+        gpu_uid=lease.gpu.uid,
+        charge_milli=lease.charge,
+        started_at=lease.started_at,
+    )
+
+
+def leases_close(*, leases: Iterable[Lease], at: datetime) -> int:
+    """The cards were seen free at ``at``: end the leases, their spans and their usage. Done twice, done
+    once.
+    """
+    closed = 0
+    for lease in leases:
+        ended_at = max(at, lease.started_at)
+        if not advance(Lease.objects.filter(pk=lease.pk, ended_at=None), ended_at=ended_at):
+            continue
+        closed += 1
+        LeaseSpan.objects.filter(lease_id=lease.pk).update(
+            during=Func(
+                Func(F("during"), function="lower"), Value(ended_at), Value("[)"), function="tstzrange"
+            )
+        )
+        usage_close(lease=lease, at=ended_at)
+    return closed
+
+
+def usage_close(*, lease: Lease, at: datetime) -> None:
+    """Stop the counting of one lease in the books (its card may still be kept back)."""
+    if lease.allocation.flavour_id is not None:
+        usage_span_close(key=lease.uid, ended_at=at)

@@ -1,0 +1,173 @@
+"""Carry out a plan: each placement in a transaction of its own, judged again under locks, all or nothing.
+
+Lock order: usage rows root to leaf (inside ``quota_debit``), request, then the cards by id. A placement
+that does not hold any more (quota, state of the request, a card that turned bad, an overlap) is left out
+and noted; the next cycle decides about it again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import structlog
+from django.db import DatabaseError, IntegrityError, transaction
+from django.utils.translation import gettext_lazy as _
+
+from pool.engine.model import Place
+from pool.locks import gpus_lock, lock_wait_limit
+from pool.models import Allocation, AllocationEvent, AllocationMember, Gpu, Node, QueueEntry, SchedulerCycle
+from pool.services.leases import leases_open
+from pool.services.snapshot import gpu_blocked, node_blocked
+from portal.kernel.clock import now
+from portal.kernel.errors import Conflict, DomainError
+from portal.ops.actor import Actor, system
+from portal.ops.outbox import outbox_add
+from portal.ops.services import audit_record
+from quotas.models import CapacityRequest
+from quotas.services.lifecycle import request_allocated
+from quotas.services.usage import quota_debit
+
+log = structlog.get_logger(__name__)
+SCHEDULER = system("scheduler")
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What became of one placement: the allocation, or the code why it was left out."""
+
+    request_id: int
+    allocation: Allocation | None
+    refusal: str = ""
+
+
+def place_apply(
+    *,
+    place: Place,
+    request: CapacityRequest,
+    flavour_id: int | None,
+    cycle: SchedulerCycle | None = None,
+    acting_user: Actor = SCHEDULER,
+) -> Applied:
+    """Turn one placement into an allocation with leases, or say why not. Nothing is half written."""
+    try:
+        with transaction.atomic():
+            return Applied(request.pk, _write(place, request, flavour_id, cycle, acting_user))
+    except DomainError as error:
+        refusal = error.code
+    except IntegrityError as error:
+        refusal = _constraint(error)
+    except DatabaseError as error:
+        # A lock that did not come in time, or a deadlock that chose us: the next cycle tries again.
+        refusal = f"database_{type(error).__name__.lower()}"
+    log.info("placement_refused", request=request.pk, refusal=refusal)
+    return Applied(request.pk, None, refusal)
+
+
+def _write(
+    place: Place,
+    request: CapacityRequest,
+    flavour_id: int | None,
+    cycle: SchedulerCycle | None,
+    actor: Actor,
+) -> Allocation:
+    lock_wait_limit()
+    if flavour_id is not None and place.charge_milli:
+        quota_debit(
+            department_id=request.department_id,
+            flavour_id=flavour_id,
+            charge_milli=place.charge_milli,
+            interruptible=request.interruptible,
+        )
+    nodes = Node.objects.in_bulk([member.node_id for member in place.members])
+    names = [nodes[member.node_id].name for member in place.members if member.node_id in nodes]
+    request_allocated(
+        request_id=request.pk,
+        facts={"nodes": names, "charge_milli": place.charge_milli, "borrowed_milli": place.borrowed_milli},
+    ) or _already(request)
+    at = now()
+    request.refresh_from_db()
+    gpus = gpus_lock(take.gpu_id for member in place.members for take in member.takes)
+    _judge_again(place, gpus, nodes, flavour_id)
+    allocation = Allocation.objects.create(
+        request=request,
+        holder=request.requester,
+        department=request.department,
+        flavour_id=flavour_id,
+        charge_milli=place.charge_milli,
+        quota_debited=flavour_id is not None,
+        interruptible=request.interruptible,
+        priority=request.priority,
+        reserved_at=at,
+        state_since=at,
+        expires_at=None if request.duration_s is None else at + timedelta(seconds=request.duration_s),
+        cycle=cycle,
+    )
+    AllocationMember.objects.bulk_create(
+        AllocationMember(
+            allocation=allocation,
+            number=member.number,
+            node_id=member.node_id,
+            cpu_milli=member.cpu_milli,
+            memory_mib=member.memory_mib,
+        )
+        for member in place.members
+    )
+    leases_open(allocation=allocation, members=place.members, gpus=gpus, at=at)
+    QueueEntry.objects.filter(request=request).delete()
+    facts: dict[str, Any] = {
+        "nodes": names,
+        "gpus": [str(gpus[take.gpu_id].uid) for member in place.members for take in member.takes],
+        "charge_milli": place.charge_milli,
+        "borrowed_milli": place.borrowed_milli,
+    }
+    AllocationEvent.objects.create(
+        allocation=allocation, at=at, kind="reserved", actor_name=actor.name, facts=facts
+    )
+    audit_record(
+        acting_user=actor,
+        action="allocation.reserved",
+        subject=allocation,
+        after={"request": str(request.uid), "state": "reserved", **facts},
+        department_id=request.department_id,
+    )
+    outbox_add(
+        "pool.allocation_reserved",
+        {"allocation": str(allocation.uid), "request": str(request.uid), "nodes": names},
+        key=allocation.ref,
+    )
+    return allocation
+
+
+def _already(request: CapacityRequest) -> None:
+    raise Conflict(
+        code="already_allocated",
+        detail=_("Somebody else placed it meanwhile."),
+        extra={"request": str(request.uid)},
+    )
+
+
+def _judge_again(place: Place, gpus: dict[int, Gpu], nodes: dict[int, Node], flavour_id: int | None) -> None:
+    """The cards and nodes as they are now, under the cards' locks."""
+    for member in place.members:
+        node = nodes.get(member.node_id)
+        blocked = "node_gone" if node is None else node_blocked(node)
+        for take in member.takes:
+            gpu = gpus.get(take.gpu_id)
+            blocked = blocked or ("gpu_gone" if gpu is None else gpu_blocked(gpu))
+            if gpu is not None and (gpu.node_id != member.node_id or gpu.flavour_id != flavour_id):
+                blocked = blocked or "gpu_moved"
+            if gpu is not None and gpu.mig_enabled != (take.slice_id is not None):
+                blocked = blocked or "gpu_layout_changed"
+        if blocked is not None:
+            raise Conflict(
+                code=f"place_{blocked}"[:48],
+                detail=_("The place that was chosen cannot be used any more."),
+                extra={"node": member.node_id},
+            )
+
+
+def _constraint(error: IntegrityError) -> str:
+    diag = getattr(error.__cause__, "diag", None)
+    return str(getattr(diag, "constraint_name", "") or "constraint")

@@ -1,0 +1,50 @@
+"""Celery tasks of pool: each takes ids, calls one service, and may be delivered twice."""
+
+from __future__ import annotations
+
+from celery import shared_task
+
+from pool.services.closing import allocation_finish
+from pool.services.cycle import schedule_cycle as run_cycle
+from pool.services.execution import allocation_start, execution_reconcile
+from pool.services.expiry import leases_sweep
+from pool.services.node_watch import nodes_sweep
+from portal.kernel.locks import try_advisory_lock
+
+
+@shared_task(name="pool.schedule_cycle", queue="schedule", ignore_result=True)
+def schedule_cycle(cause: str = "beat") -> None:
+    """Plan and apply; a second planner at the same time leaves at once."""
+    run_cycle(cause=cause)
+
+
+@shared_task(name="pool.start_allocation", queue="execute", ignore_result=True)
+def start_allocation(allocation_id: int) -> None:
+    """Order the start of one allocation."""
+    allocation_start(allocation_id=allocation_id)
+
+
+@shared_task(name="pool.finish_allocation", queue="execute", ignore_result=True)
+def finish_allocation(allocation_id: int) -> None:
+    """Close one allocation whose cards were seen free."""
+    allocation_finish(allocation_id=allocation_id)
+
+
+@shared_task(name="pool.sweep_leases", queue="schedule", ignore_result=True)
+def sweep_leases() -> None:
+    """Warnings, expiry, ends of notices."""
+    leases_sweep()
+
+
+@shared_task(name="pool.sweep_nodes", queue="schedule", ignore_result=True)
+def sweep_nodes() -> None:
+    """Silent nodes and the fencing of lost ones."""
+    nodes_sweep()
+
+
+@shared_task(name="pool.reconcile_execution", queue="execute", ignore_result=True)
+def reconcile_execution() -> None:
+    """Repeat orders that were lost; one at a time."""
+    with try_advisory_lock("pool.reconcile_execution") as got:
+        if got:
+            execution_reconcile()
