@@ -4,5 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-router_entries: list[tuple[str, Any, str]] = []
-urlpatterns_v1: list[Any] = []
+from django.urls import path
+
+from quotas.api.money_views import LedgerViewSet, MonthViewSet, PriceViewSet
+
+router_entries: list[tuple[str, Any, str]] = [
+    ("prices", PriceViewSet, "price"),
+    ("ledger", LedgerViewSet, "ledger"),
+    ("months", MonthViewSet, "month"),
+]
+urlpatterns_v1: list[Any] = [
+    path("ledger/<uuid:uid>/corrections/", LedgerViewSet.as_view({"post": "correct"}), name="ledger-correct"),
+    path("months/<str:month>/close/", MonthViewSet.as_view({"post": "close"}), name="month-close"),
+]

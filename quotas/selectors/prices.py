@@ -10,9 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from zoneinfo import ZoneInfo
 
-from django.conf import settings
 from django.db.models import Q, QuerySet
 
 from portal.kernel.clock import now
@@ -20,11 +18,6 @@ from quotas.engine.billing import PriceSpan
 from quotas.models import GpuFlavour, PriceRate
 
 FAR = datetime.max.replace(tzinfo=UTC)
-
-
-def billing_zone() -> ZoneInfo:
-    """The zone whose days and months the books follow."""
-    return ZoneInfo(settings.GPUPOOL_BILLING_TIME_ZONE)
 
 
 def rate_at(*, flavour_id: int, at: datetime, site_code: str = "") -> PriceRate | None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import date, datetime
+from datetime import date
 
 from django.db import connection, transaction
 
 from portal.kernel.clock import now
-from quotas.engine.billing import local_day
 from quotas.models import LedgerMonth
-from quotas.selectors.prices import billing_zone
+from quotas.selectors.billing_time import first_of_month, month_of, next_month
 
 _BOOKS = (0x6770, 0x626F)
 
@@ -30,26 +29,6 @@ def books_for_booking() -> Books:
 def books_for_closing() -> None:
     """Wait for running bookings, and keep new ones out until the transaction ends."""
     _take("pg_advisory_xact_lock")
-
-
-def first_of_month(day: date) -> date:
-    """The first day of a day's month."""
-    return day.replace(day=1)
-
-
-def next_month(month: date) -> date:
-    """The first day of the month after."""
-    return date(month.year + month.month // 12, month.month % 12 + 1, 1)
-
-
-def previous_month(month: date) -> date:
-    """The first day of the month before."""
-    return date(month.year - (month.month == 1), (month.month - 2) % 12 + 1, 1)
-
-
-def month_of(moment: datetime) -> date:
-    """First day of the billing month that a moment belongs to."""
-    return first_of_month(local_day(moment, billing_zone()))
 
 
 class Books:

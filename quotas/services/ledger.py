@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Iterable, Sequence
 from datetime import date, datetime, timedelta
 
-from django.conf import settings
 from django.db import transaction
 from django.db.models import F, Q
 
@@ -20,10 +19,10 @@ from portal.kernel.errors import NotFound
 from portal.kernel.ids import uuid7
 from portal.kernel.units import cost_micro
 from portal.ops.services import incident_open
-from quotas.engine.billing import Cut, day_start, gpu_ms_between, local_day
+from quotas.engine.billing import day_start, gpu_ms_between, local_day
 from quotas.models import LedgerEntry, UsageSpan
-from quotas.selectors.cutting import Cutter
-from quotas.selectors.prices import billing_zone
+from quotas.selectors.billing_time import billing_zone
+from quotas.selectors.cutting import Cutter, line_of
 from quotas.services.books import Books, books_for_booking
 
 ENDED_EARLIER = "ended_earlier"
@@ -141,37 +140,6 @@ def _book(spans: Sequence[UsageSpan], *, until: dict[int, datetime], books: Book
     LedgerEntry.objects.bulk_create(lines, batch_size=1000)
     _tell_missing_prices(lines)
     return len(lines)
-
-
-def line_of(span: UsageSpan, cut: Cut, cutter: Cutter, *, booked_month: date) -> LedgerEntry:
-    """The (unsaved) ledger line of one cut; `span` comes with its related rows."""
-    return LedgerEntry(
-        uid=uuid7(),
-        kind=LedgerEntry.Kind.USAGE,
-        span=span,
-        request_id_ref=span.request_id,
-        department_id_ref=span.department_id,
-        department_path=cutter.names.path(span.department_id, cut.department),
-        user_id_ref=span.user_id,
-        user_name=span.user.get_full_name(),
-        cost_code=span.request.cost_code or span.department.cost_center,
-        flavour_id=span.flavour_id,
-        flavour_name=span.flavour.name,
-        site_code=span.site_code,
-        node_name=span.node_name,
-        gpu_label=span.gpu_label,
-        charge_milli=span.charge_milli,
-        starts_at=cut.start,
-        ends_at=cut.end,
-        local_day=cut.day,
-        gpu_ms=cut.gpu_ms,
-        micro_per_gpu_hour=cut.price.micro_per_gpu_hour if cut.price else 0,
-        rate_uid=uuid.UUID(str(cut.price.version)) if cut.price else None,
-        amount_micro=cut.amount_micro,
-        currency=settings.GPUPOOL_CURRENCY,
-        booked_at=now(),
-        booked_month=booked_month,
-    )
 
 
 def correction_of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import date
+from datetime import date, datetime
 from typing import Any
 
 from django.db import transaction
@@ -14,13 +14,13 @@ from portal.accounts.policy import policy_of
 from portal.kernel.clock import now
 from portal.kernel.errors import Conflict, Invalid, NotFound
 from portal.ops.actor import Actor
-from portal.ops.models import Incident
+from portal.ops.models import Incident, TaskRun
 from portal.ops.outbox import outbox_add
 from portal.ops.services import audit_record
 from quotas.engine.billing import month_bounds
 from quotas.models import LedgerEntry, LedgerMonth, UsageSpan
-from quotas.selectors.prices import billing_zone
-from quotas.services.books import books_for_booking, books_for_closing, first_of_month
+from quotas.selectors.billing_time import billing_zone, first_of_month
+from quotas.services.books import books_for_booking, books_for_closing
 from quotas.services.ledger import correction_of
 from quotas.services.reconcile import reconcile
 
@@ -36,16 +36,18 @@ class Check:
     figures: dict[str, Any] = field(default_factory=dict)
 
 
-def month_checks(*, month: date) -> list[Check]:
-    """What must hold before a month closes, in the order of the page. Reads only, except that the comparison
-    of the books may open or end its incident.
+def month_checks(*, month: date, compare: bool = True) -> list[Check]:
+    """What must hold before a month closes, in the order of the page.
+
+    With `compare` the books are compared now, which may open or end an incident; without it the figures of the
+    last hourly comparison are taken, and nothing is written.
     """
     zone = billing_zone()
     start, end = month_bounds(month.year, month.month, zone)
     behind = UsageSpan.objects.filter(started_at__lt=end, accrued_to__lt=end).filter(
         Q(ended_at=None) | Q(ended_at__gt=end)
     )
-    compared = reconcile(since=start)
+    reconciled = _compared_now(start) if compare else _compared_last()
     unpriced = LedgerEntry.objects.filter(
         booked_month=month, kind=LedgerEntry.Kind.USAGE, rate_uid=None
     ).exclude(corrections__rate_uid__isnull=False)
@@ -61,15 +63,27 @@ def month_checks(*, month: date) -> list[Check]:
     return [
         Check("month_over", now() >= end, {"end": end}),
         Check("all_booked", late == 0, {"count": late}),
-        Check(
-            "reconciled",
-            compared.differences == 0,
-            {"differences": compared.differences, "spans": compared.closed_spans},
-        ),
+        reconciled,
         Check("priced", missing == 0, {"count": missing}),
         Check("no_incident", open_incidents == 0, {"count": open_incidents}),
         Check("in_order", earlier is None, {"month": earlier}),
     ]
+
+
+def _compared_now(since: datetime) -> Check:
+    found = reconcile(since=since)
+    figures = {"differences": found.differences, "spans": found.closed_spans}
+    return Check("reconciled", found.differences == 0, figures)
+
+
+def _compared_last() -> Check:
+    """The last comparison that ran through; without one the check is not met."""
+    run = TaskRun.objects.filter(name="quotas.reconcile", outcome="ok").order_by("-id").first()
+    if run is None:
+        return Check("reconciled", False, {"differences": None, "spans": 0})
+    differences = run.facts.get("differences", 0)
+    figures = {"differences": differences, "spans": run.facts.get("closed_spans", 0), "run": run}
+    return Check("reconciled", differences == 0, figures)
 
 
 def month_close(*, acting_user: Actor, month: date) -> LedgerMonth:

@@ -4,4 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-urlpatterns: list[Any] = []
+from django.urls import path
+
+from quotas.web.money import close, home, ledger, month, prices
+
+urlpatterns: list[Any] = [
+    path("finance/", home.finance_home, name="finance-home"),
+    path("months/", month.month, name="month"),
+    path("months/file/", month.month_file, name="month-file"),
+    path("months/close/", close.month_close_page, name="month-close"),
+    path("ledger/", ledger.ledger, name="ledger"),
+    path("ledger/file/", ledger.ledger_file, name="ledger-file"),
+    path("ledger/<uuid:uid>/", ledger.entry, name="ledger-entry"),
+    path("prices/", prices.prices, name="prices"),
+    path("prices/file/", prices.prices_file, name="prices-file"),
+]

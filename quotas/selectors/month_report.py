@@ -1,0 +1,269 @@
+"""Figures of a month: groups, days, comparison with the month before. All are sums of ledger lines."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field, replace
+from datetime import date, datetime, timedelta
+from typing import Any
+
+from django.db.models import Count, Q, Sum
+
+from portal.accounts.models import User
+from portal.accounts.policy import Policy
+from portal.kernel.clock import now
+from quotas.engine.billing import day_bounds, month_bounds
+from quotas.models import GpuFlavour, LedgerEntry
+from quotas.selectors.billing_time import billing_zone, previous_month
+from quotas.selectors.money import LineFilter, Lines
+
+MS = timedelta(milliseconds=1)
+CORRECTION = Q(kind=LedgerEntry.Kind.CORRECTION)
+GROUPINGS = ("department", "flavour", "user", "site")
+
+
+@dataclass
+class Total:
+    """GPU-milliseconds, micro-currency and the number of lines."""
+
+    gpu_ms: int = 0
+    amount_micro: int = 0
+    lines: int = 0
+
+    def add(self, gpu_ms: int, amount_micro: int, lines: int = 1) -> None:
+        """Count lines in."""
+        self.gpu_ms += gpu_ms
+        self.amount_micro += amount_micro
+        self.lines += lines
+
+
+@dataclass
+class Group:
+    """One row of the table. `params` are what the drill-down adds to the filter; `own` marks the part of a
+    department that its children do not have."""
+
+    key: Hashable
+    label: str
+    params: dict[str, str]
+    total: Total = field(default_factory=Total)
+    before_micro: int | None = None
+    own: bool = False
+    children: bool = False
+
+    @property
+    def change_percent(self) -> float | None:
+        """Against the month before; None where that was nothing."""
+        if not self.before_micro:
+            return None
+        return 100 * (self.total.amount_micro - self.before_micro) / self.before_micro
+
+
+@dataclass
+class MonthReport:
+    """A month under one filter and grouping. `total` is the sum of `groups`, and of the lines behind them."""
+
+    filter: LineFilter
+    by: str
+    start: datetime
+    end: datetime
+    until: datetime
+    groups: list[Group]
+    total: Total
+    running: Total
+    before: Total
+    days: list[date]
+    by_day: dict[Hashable, dict[date, Total]]
+    outside: Total
+    corrections: Total
+
+    @property
+    def so_far(self) -> bool:
+        """Whether the month still goes on."""
+        return self.until < self.end
+
+    @property
+    def change_percent(self) -> float | None:
+        """Against the same span of the month before."""
+        if not self.before.amount_micro:
+            return None
+        return 100 * (self.total.amount_micro - self.before.amount_micro) / self.before.amount_micro
+
+
+KEYS = {
+    "department": "department_id_ref",
+    "flavour": "flavour_id",
+    "user": "user_id_ref",
+    "site": "site_code",
+}
+
+
+def month_report(policy: Policy, chosen: LineFilter, by: str) -> MonthReport:
+    """The month of `chosen` (which names one) grouped by one of GROUPINGS."""
+    assert chosen.month is not None
+    lines = Lines(policy, chosen)
+    month = chosen.month
+    zone = billing_zone()
+    start, end = month_bounds(month.year, month.month, zone)
+    until = min(now(), end)
+    column = KEYS[by]
+    grouped = (
+        lines.booked()
+        .order_by()
+        .values(column, "local_day")
+        .annotate(
+            ms=Sum("gpu_ms"),
+            micro=Sum("amount_micro"),
+            n=Count("pk"),
+            corrected_ms=Sum("gpu_ms", filter=CORRECTION, default=0),
+            corrected_micro=Sum("amount_micro", filter=CORRECTION, default=0),
+            corrections=Count("pk", filter=CORRECTION),
+        )
+    )
+    groups, fold = _grouping(policy, chosen, by)
+    days = _days(month, until)
+    wanted = set(days)
+    report = MonthReport(
+        filter=chosen,
+        by=by,
+        start=start,
+        end=end,
+        until=until,
+        groups=[],
+        total=Total(),
+        running=Total(),
+        before=Total(),
+        days=days,
+        by_day=defaultdict(lambda: defaultdict(Total)),
+        outside=Total(),
+        corrections=Total(),
+    )
+
+    def count(key: Hashable, day: date, ms: int, micro: int, n: int) -> None:
+        groups[fold(key)].total.add(ms, micro, n)
+        report.total.add(ms, micro, n)
+        (report.by_day[fold(key)][day] if day in wanted else report.outside).add(ms, micro, n)
+
+    for row in grouped:
+        count(row[column], row["local_day"], row["ms"], row["micro"], row["n"])
+        report.corrections.add(row["corrected_ms"], row["corrected_micro"], row["corrections"])
+    for line in lines.running():
+        count(getattr(line, column), line.local_day, line.gpu_ms, line.amount_micro, 1)
+        report.running.add(line.gpu_ms, line.amount_micro)
+    _compare(policy, report, groups, fold, column)
+    report.groups = sorted(
+        (g for g in groups.values() if g.total.lines or g.before_micro),
+        key=lambda g: (-g.total.amount_micro, -g.total.gpu_ms, g.label),
+    )
+    if by == "user":
+        _name_users(report.groups)
+    return report
+
+
+def _days(month: date, until: datetime) -> list[date]:
+    last = (until - timedelta(microseconds=1)).astimezone(billing_zone()).date()
+    return (
+        [month + timedelta(days=n) for n in range(max(0, (last - month).days) + 1)]
+        if last >= month
+        else [month]
+    )
+
+
+def _compare(
+    policy: Policy, report: MonthReport, groups: Any, fold: Callable[[Hashable], Hashable], column: str
+) -> None:
+    """Money of the month before, for a running month only up to the same day and time of it."""
+    assert report.filter.month is not None
+    before = previous_month(report.filter.month)
+    query = Lines(policy, replace(report.filter, month=before)).booked().order_by()
+    start, end = month_bounds(before.year, before.month, billing_zone())
+    whole = not report.so_far
+    if not whole:
+        # The same number of whole days; the day itself is cut by the share of it that has passed.
+        local = report.until.astimezone(billing_zone())
+        day = min(local.day, (end - timedelta(hours=1)).astimezone(billing_zone()).day)
+        cut_day = before.replace(day=day)
+        first, last = day_bounds(local.date(), billing_zone())
+        passed, length = (report.until - first) // MS, (last - first) // MS
+        query = query.filter(local_day__lte=cut_day)
+    for row in query.values(column, *(() if whole else ("local_day",))).annotate(
+        ms=Sum("gpu_ms"), micro=Sum("amount_micro"), n=Count("pk")
+    ):
+        ms, micro = row["ms"], row["micro"]
+        if not whole and row["local_day"] == cut_day:
+            ms, micro = ms * passed // length, micro * passed // length
+        group = groups[fold(row[column])]
+        group.before_micro = (group.before_micro or 0) + micro
+        report.before.add(ms, micro, row["n"])
+
+
+class _Groups(dict[Hashable, Group]):
+    """Groups made when first met."""
+
+    def __init__(self, make: Callable[[Hashable], Group]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, key: Hashable) -> Group:
+        self[key] = self._make(key)
+        return self[key]
+
+
+def _grouping(policy: Policy, chosen: LineFilter, by: str) -> tuple[_Groups, Callable[[Hashable], Hashable]]:
+    if by == "department":
+        return _departments(policy, chosen)
+    if by == "flavour":
+        flavours = GpuFlavour.objects.in_bulk()
+        return _Groups(lambda k: Group(k, flavours[k].name, {"flavour": flavours[k].code})), lambda k: k
+    if by == "site":
+        return _Groups(lambda k: Group(k, str(k), {"site": str(k)})), lambda k: k
+    return _Groups(lambda k: Group(k, str(k), {})), lambda k: k
+
+
+def _departments(policy: Policy, chosen: LineFilter) -> tuple[_Groups, Callable[[Hashable], Hashable]]:
+    """The children of the chosen department (or of the topmost level with more than one), each with its
+    subtree; what stands on the parent itself is a row of its own.
+    """
+    tree = policy.tree
+    parent = chosen.department_id
+    if parent is None:
+        roots = tree.children.get(None, [])
+        while len(roots) == 1 and tree.children.get(roots[0]):
+            parent = roots[0]
+            roots = tree.children.get(parent, [])
+    heads = tree.children.get(parent, [])
+    owner: dict[int, int] = {pk: head for head in heads for pk in tree.subtree(head)}
+
+    def make(key: Hashable) -> Group:
+        assert isinstance(key, int)
+        row = tree.rows.get(key)
+        if row is None:
+            return Group(key, str(key), {})
+        own = key == parent
+        return Group(
+            key,
+            row.name,
+            {"department": str(row.uid)},
+            own=own,
+            children=not own and bool(tree.children.get(key)),
+        )
+
+    return _Groups(make), lambda k: owner.get(k, k) if isinstance(k, int) else k
+
+
+def _name_users(groups: Iterable[Group]) -> None:
+    rows = list(groups)
+    users = User.objects.in_bulk([g.key for g in rows if g.key is not None])
+    for group in rows:
+        user = users.get(group.key)
+        if user is not None:
+            group.label, group.params = user.get_full_name(), {"user": str(user.uid)}
+
+
+def ledger_mark() -> tuple[int, datetime | None]:
+    """Highest entry number and when it was booked: what a figure rests on."""
+    last = LedgerEntry.objects.order_by("-id").values_list("id", "booked_at").first()
+    return last or (0, None)
+
+
+__all__ = ["GROUPINGS", "Group", "MonthReport", "Total", "ledger_mark", "month_report"]

@@ -1,0 +1,127 @@
+"""Template filters of the finance pages: exact money, signed money, months."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import date
+from decimal import Decimal
+from typing import Any
+
+from django import template
+from django.conf import settings
+from django.http import QueryDict
+from django.urls import NoReverseMatch, reverse
+from django.utils import formats, translation
+
+from portal.kernel.units import MS_PER_HOUR
+
+register = template.Library()
+MINUS, DASH = "\u2212", "\u2013"
+SYMBOLS = {"CNY": "¥", "USD": "$", "EUR": "€", "GBP": "£", "JPY": "¥", "HKD": "HK$"}
+
+
+def exact(micro: int) -> str:
+    """Money to the last micro unit, at least two decimals: `51.234567`, `128.00`."""
+    whole, rest = divmod(abs(micro), 1_000_000)
+    decimals = f"{rest:06d}".rstrip("0").ljust(2, "0")
+    return f"{MINUS if micro < 0 else ''}{whole:,}.{decimals}"
+
+
+@register.filter
+def money_exact(micro: int | None) -> str:
+    """``{{ line.amount_micro|money_exact }}``: every digit, so that lines add up by hand; no symbol."""
+    return DASH if micro is None else exact(micro)
+
+
+@register.filter
+def money_signed(micro: int | None) -> str:
+    """``+¥1.50`` or ``−¥1.50``: a change, two decimals."""
+    if micro is None:
+        return DASH
+    code = settings.GPUPOOL_CURRENCY
+    amount = abs(Decimal(micro)) / 1_000_000
+    sign = "" if f"{amount:.2f}" == "0.00" else "+" if micro > 0 else MINUS
+    return f"{sign}{SYMBOLS.get(code, code + chr(160))}{amount:,.2f}"
+
+
+@register.filter
+def hours_exact(gpu_ms: int | None) -> str:
+    """GPU-hours of one line to six decimals; the file for machines has the milliseconds."""
+    if gpu_ms is None:
+        return DASH
+    value = (Decimal(abs(gpu_ms)) / MS_PER_HOUR).quantize(Decimal("0.000001"))
+    text = f"{value:,f}"
+    whole, _, rest = text.partition(".")
+    return f"{MINUS if gpu_ms < 0 else ''}{whole}.{rest.rstrip('0').ljust(3, '0')}"
+
+
+@register.filter
+def percent_signed(value: float | None, places: int = 1) -> str:
+    """``+7.2 %``; a dash where there is nothing to compare with."""
+    if value is None:
+        return DASH
+    text = f"{abs(value):,.{places}f}"
+    sign = "" if not text.strip("0.,") else "+" if value > 0 else MINUS
+    return f"{sign}{text}\u00a0%"
+
+
+@register.filter
+def rate(micro: int | None) -> str:
+    """A price per GPU-hour: ``16.00``, ``0.125``."""
+    return DASH if micro is None else exact(micro)
+
+
+@register.filter
+def month_name(month: date) -> str:
+    """``June 2026`` / ``2026年6月``."""
+    if (translation.get_language() or "").startswith("zh"):
+        return f"{month.year}年{month.month}月"
+    return formats.date_format(month, "F Y")
+
+
+@register.filter
+def share_of(part: int | None, whole: int | None) -> float:
+    """Percent of a whole for a meter; 0 where there is none."""
+    return round(100 * (part or 0) / whole, 1) if whole else 0.0
+
+
+@register.filter
+def leaf_name(path: str) -> str:
+    """The last name of a department's path; the rest stands in the title."""
+    return path.rpartition(" / ")[2]
+
+
+@register.filter
+def make_list_of_words(text: str) -> list[str]:
+    """``"a b"|make_list_of_words`` → the words, to loop over in a template."""
+    return text.split()
+
+
+@register.filter
+def get_item(mapping: Mapping[str, Any], key: str) -> Any:
+    """``{{ request.GET|get_item:name }}``: a value by a key held in a variable."""
+    return mapping.get(key, "")
+
+
+@register.simple_tag(takes_context=True)
+def query_with(context: template.Context, params: Mapping[str, str], **changes: object) -> str:
+    """``href="{% query_with group.params by='user' %}"``: this page's query string with these parameters; None and
+    the page number are taken off."""
+    request = context.get("request")
+    found: QueryDict = request.GET.copy() if request is not None else QueryDict(mutable=True)
+    for key, value in {"page": None, **params, **changes}.items():
+        if value is None:
+            found.pop(key, None)
+        else:
+            found[key] = str(value)
+    text = found.urlencode()
+    return f"?{text}" if text else "?"
+
+
+@register.simple_tag
+def url_if(name: str, *args: object) -> str:
+    """The address of a page of another part, or ``#`` where it is not mounted."""
+    try:
+        return reverse(name, args=args)
+    except NoReverseMatch:
+        return "#"

@@ -1,0 +1,100 @@
+"""Ledger lines as files: for people (head block, formulas made harmless) and for machines (plain)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from decimal import Decimal
+from typing import Any
+
+from django.utils.translation import gettext as _
+
+from portal.kernel.units import MICRO, MS_PER_HOUR
+from quotas.models import LedgerEntry
+from quotas.selectors.billing_time import billing_zone
+from quotas.selectors.month_report import MonthReport
+
+MACHINE_COLUMNS = (
+    "entry", "uid", "kind", "booked_month", "local_day", "starts_at", "ends_at", "request", "department",
+    "user", "cost_code", "flavour", "site", "node", "gpu", "charge_milli", "gpu_ms", "micro_per_gpu_hour",
+    "rate_uid", "amount_micro", "currency", "corrects", "reason", "booked_at",
+)  # fmt: skip
+
+
+def hours(gpu_ms: int) -> Decimal:
+    """GPU-hours to six decimals, for a cell that people read; the milliseconds stand beside it."""
+    return (Decimal(gpu_ms) / MS_PER_HOUR).quantize(Decimal("0.000001"))
+
+
+def amount(micro: int) -> Decimal:
+    """Money, exact."""
+    return (Decimal(micro) / MICRO).quantize(Decimal("0.000001"))
+
+
+def machine_rows(lines: Iterable[LedgerEntry]) -> Iterator[list[Any]]:
+    """Values as stored; times in UTC. A line that still runs has no entry number and `kind` running."""
+    for line in lines:
+        yield [
+            line.pk, line.uid if line.pk else None, line.kind if line.pk else "running", f"{line.booked_month:%Y-%m}",
+            line.local_day, line.starts_at, line.ends_at, f"R-{line.request_id_ref}", line.department_path,
+            line.user_name, line.cost_code, line.flavour_name, line.site_code, line.node_name, line.gpu_label,
+            line.charge_milli, line.gpu_ms, line.micro_per_gpu_hour, line.rate_uid, line.amount_micro,
+            line.currency, line.corrects_id, line.reason, line.booked_at if line.pk else None,
+        ]  # fmt: skip
+
+
+def people_columns() -> list[str]:
+    """Heads in the reader's language."""
+    return [
+        _("Entry"), _("Kind"), _("Day"), _("From"), _("To"), _("Request"), _("Department, then"), _("Person"),
+        _("Cost centre"), _("Flavour"), _("Site"), _("Node"), _("GPU"), _("Share of card"), _("GPU·h"),
+        _("GPU-milliseconds"), _("Price per GPU·h"), _("Cost"), _("Reason"),
+    ]  # fmt: skip
+
+
+def people_rows(lines: Iterable[LedgerEntry]) -> Iterator[list[Any]]:
+    """Local times of the billing zone; exact money, so that the column adds up to the page's total."""
+    zone = billing_zone()
+    for line in lines:
+        yield [
+            line.pk or _("running"),
+            line.get_kind_display(),
+            line.local_day,
+            f"{line.starts_at.astimezone(zone):%Y-%m-%d %H:%M:%S}",
+            f"{line.ends_at.astimezone(zone):%Y-%m-%d %H:%M:%S}",
+            f"R-{line.request_id_ref}",
+            line.department_path,
+            line.user_name,
+            line.cost_code,
+            line.flavour_name,
+            line.site_code,
+            line.node_name,
+            line.gpu_label,
+            Decimal(line.charge_milli) / 1000,
+            hours(line.gpu_ms),
+            line.gpu_ms,
+            amount(line.micro_per_gpu_hour) if line.rate_uid else _("no price"),
+            amount(line.amount_micro),
+            line.reason,
+        ]
+
+
+def group_rows(report: MonthReport) -> Iterator[list[Any]]:
+    """The month page's table, with its total as the last row."""
+    for group in report.groups:
+        yield [
+            group.label,
+            hours(group.total.gpu_ms),
+            group.total.gpu_ms,
+            amount(group.total.amount_micro),
+            group.total.lines,
+            None if group.before_micro is None else amount(group.before_micro),
+        ]
+    total = report.total
+    yield [
+        _("Total"),
+        hours(total.gpu_ms),
+        total.gpu_ms,
+        amount(total.amount_micro),
+        total.lines,
+        amount(report.before.amount_micro),
+    ]

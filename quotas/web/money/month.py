@@ -1,0 +1,145 @@
+"""The month page: where hours and money went, by department, flavour, person or site, down to the lines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.paginator import Paginator
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_safe
+
+from portal.kernel.clock import now
+from portal.kernel.csv_export import csv_response, machine_csv, people_csv
+from portal.kernel.errors import Invalid
+from portal.kernel.units import MICRO, MS_PER_HOUR
+from quotas.selectors.billing_time import billing_zone, month_of
+from quotas.selectors.money import Lines, book_months
+from quotas.selectors.month_report import GROUPINGS, MonthReport, ledger_mark, month_report
+from quotas.web.money import files
+from quotas.web.money.common import DEFINITIONS, about, filter_chips, lines_of, policy_of_request, signed_in
+
+SERIES = 7
+"""Groups with a colour of their own in the chart; the rest is one."""
+
+
+def grouping(request: HttpRequest) -> str:
+    """`?by=` or what suits: departments, and people once there is one department only."""
+    by = request.GET.get("by", "department")
+    if by not in GROUPINGS:
+        raise Invalid.field("by", _("Known groupings: department, flavour, user, site."))
+    return by
+
+
+@signed_in
+@require_safe
+def month(request: HttpRequest) -> HttpResponse:
+    """``/months/?month=2026-05&by=department``."""
+    policy = policy_of_request(request)
+    lines = lines_of(request, month=month_of(now()))
+    by = grouping(request)
+    report = month_report(policy, lines.filter, by)
+    mark, marked_at = ledger_mark()
+    months = book_months()
+    context = {
+        "report": report,
+        "by": by,
+        "by_options": [
+            ("department", _("Department")),
+            ("flavour", _("Flavour")),
+            ("user", _("Person")),
+            ("site", _("Site")),
+        ],  # fmt: skip
+        "months": months,
+        "closed": any(m.closed for m in months if m.month == report.filter.month),
+        "chips": filter_chips(report.filter, policy),
+        "figure": chart(report),
+        "definitions": DEFINITIONS,
+        "zone": billing_zone().key,
+        "mark": mark,
+        "marked_at": marked_at,
+        "only_own": not policy.reads_money,
+        "may_close": policy.keeps_books,
+        "page": Paginator(report.groups, 50).get_page(request.GET.get("page")),
+    }
+    return render(request, "quotas/money/month.html", context)
+
+
+@signed_in
+@require_safe
+def month_file(request: HttpRequest) -> HttpResponse:
+    """``/months/file/?for=people|machines&rows=groups|lines`` with the page's filter."""
+    policy = policy_of_request(request)
+    lines = lines_of(request, month=month_of(now()))
+    chosen = lines.filter
+    assert chosen.month is not None
+    name = f"gpu-cost-{chosen.month:%Y-%m}"
+    if request.GET.get("for") == "machines":
+        chunks = machine_csv(columns=files.MACHINE_COLUMNS, rows=files.machine_rows(lines.all()))
+        return csv_response(f"{name}.csv", chunks)
+    head = about(chosen, policy, mark=ledger_mark()[0])
+    if request.GET.get("rows") == "groups":
+        report = month_report(policy, chosen, grouping(request))
+        columns = [
+            _("Group"),
+            _("GPU·h"),
+            _("GPU-milliseconds"),
+            _("Cost"),
+            _("Lines"),
+            _("Cost of the month before"),
+        ]
+        chunks = people_csv(about=head, columns=columns, rows=files.group_rows(report))
+        return csv_response(f"{name}-{report.by}.csv", chunks)
+    chunks = people_csv(about=head, columns=files.people_columns(), rows=files.people_rows(lines.all()))
+    return csv_response(f"{name}-lines.csv", chunks)
+
+
+def chart(report: MonthReport) -> dict[str, Any]:
+    """Allocated GPU-hours by day, stacked by group, with the same figures as a table."""
+    shown, rest = report.groups[:SERIES], report.groups[SERIES:]
+    days = [f"{day:%Y-%m-%d}" for day in report.days]
+
+    def hours(keys: list[Any]) -> list[float]:
+        return [
+            round(sum(report.by_day[k][d].gpu_ms for k in keys if k in report.by_day) / MS_PER_HOUR, 1)
+            for d in report.days
+        ]
+
+    series = [(g.label, hours([g.key])) for g in shown]
+    if rest:
+        series.append((_("others"), hours([g.key for g in rest])))
+    totals = [
+        sum(by_day[d].amount_micro for by_day in report.by_day.values() if d in by_day) for d in report.days
+    ]
+    gpu = [sum(by_day[d].gpu_ms for by_day in report.by_day.values() if d in by_day) for d in report.days]
+    return {
+        "data": [
+            {"type": "bar", "name": label, "x": days, "y": values, "marker": {"color": f"--cat-{min(i, 8)}"}}
+            for i, (label, values) in enumerate(series, start=1)
+        ]
+        if report.total.lines
+        else [],
+        "layout": {
+            "barmode": "stack",
+            "bargap": 0.15,
+            "yaxis": {"title": {"text": _("GPU·h a day")}},
+            "xaxis": {"type": "category", "nticks": 8},
+            "showlegend": True,
+        },
+        "table": {
+            "head": [_("Day"), *(label for label, _values in series), _("All, GPU·h"), _("All, cost")],
+            "rows": [
+                [
+                    f"{day:%Y-%m-%d}",
+                    *(f"{values[i]:,.1f}" for _label, values in series),
+                    f"{gpu[i] / MS_PER_HOUR:,.1f}",
+                    f"{totals[i] / MICRO:,.2f}",
+                ]
+                for i, day in enumerate(report.days)
+            ],
+        },
+    }
+
+
+__all__ = ["Lines", "chart", "month", "month_file"]
