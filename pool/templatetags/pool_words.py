@@ -1,0 +1,98 @@
+"""`{% load pool_words %}`: what happened to an allocation, and what an incident of the pool means, in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import template
+from django.utils.translation import gettext as _
+
+from pool.models import Allocation, AllocationEvent, ReclaimCase
+
+register = template.Library()
+
+
+def _where(facts: dict[str, Any]) -> str:
+    return str(facts.get("node") or "")
+
+
+@register.filter
+def event_words(event: AllocationEvent) -> str:
+    """One sentence for a line of an allocation's history."""
+    facts = event.facts or {}
+    where = {"node": _where(facts), "code": facts.get("exit_code"), "index": facts.get("index", "")}
+    error = facts.get("error") or {}
+    if event.kind == "reserved":
+        nodes = facts.get("nodes") or []
+        return _("Placed on %(nodes)s") % {"nodes": ", ".join(map(str, nodes))}
+    if event.kind == "member_exited":
+        if facts.get("signal"):
+            return _("Ended on %(node)s by signal %(signal)s") % {**where, "signal": facts["signal"]}
+        return _("Ended on %(node)s with exit code %(code)s") % where
+    if event.kind in ("start_failed", "member_start_failed"):
+        return _("Could not start: %(code)s") % {"code": error.get("code", "")}
+    if event.kind == "ended":
+        return _("Ended: %(reason)s; all its GPUs were seen free") % {
+            "reason": _end_reason(str(facts.get("reason", "")))
+        }
+    if event.kind == "stopping":
+        cause = str(facts.get("cause") or facts.get("reason") or "")
+        return _("Stopping: %(cause)s") % {"cause": _cause(cause)}
+    if event.kind == "reclaim_notice":
+        return _("Notice of reclaim: %(cause)s") % {"cause": _cause(str(facts.get("cause", "")))}
+    table = {
+        "member_starting": _("%(node)s begins to start it") % where,
+        "member_running": _("%(node)s confirms: its process runs") % where,
+        "member_free": _("Seen free on %(node)s") % where,
+        "member_lost": _("%(node)s was lost") % where,
+        "running": _("Running on all its nodes"),
+        "extended": _("Extended"),
+        "expiry_warning": _("Its holder was told that it ends soon"),
+        "fenced": _("Fenced: its time on a lost node has passed"),
+        "not_free_yet": _("Stopped, but a GPU is still in use; it is looked at again"),
+        "gpu_vanished": _("GPU %(index)s of %(node)s vanished") % where,
+        "gpu_back": _("GPU %(index)s of %(node)s is back") % where,
+    }
+    return table.get(event.kind, event.kind.replace("_", " "))
+
+
+def _end_reason(code: str) -> str:
+    labels = {str(value): str(label) for value, label in Allocation.EndReason.choices}
+    return labels.get(code, code)
+
+
+def _cause(code: str) -> str:
+    labels = {str(value): str(label) for value, label in ReclaimCase.Cause.choices}
+    return labels.get(code) or _end_reason(code)
+
+
+@register.filter
+def event_tone(event: AllocationEvent) -> str:
+    """Colour of the mark before the line."""
+    if event.kind in ("running", "member_running", "member_free", "reserved"):
+        return "ok"
+    if event.kind in ("start_failed", "member_start_failed", "member_lost", "gpu_vanished", "not_free_yet"):
+        return "bad"
+    if event.kind in ("reclaim_notice", "expiry_warning", "stopping"):
+        return "warn"
+    return "info"
+
+
+@register.filter
+def incident_words(kind: str) -> str:
+    """What kind of incident it is."""
+    table = {
+        "node_lost": _("Node lost"),
+        "gpu_fault": _("GPU fault"),
+        "gpu_suspect": _("GPU suspect"),
+        "gpu_vanished": _("GPU vanished"),
+        "foreign_use": _("GPU used outside the portal"),
+        "gpu_not_free": _("GPU not free after the stop"),
+        "gpu_uuid_twice": _("Two nodes report one GPU"),
+        "nvml_broken": _("The driver's library does not answer"),
+        "agent_token_stolen": _("A node's token is used elsewhere"),
+        "price_missing": _("No price is set"),
+        "ledger_differs": _("Ledger differs from leases"),
+        "usage_differs": _("Quota counters differ from leases"),
+    }
+    return table.get(kind, kind.replace("_", " "))
