@@ -24,7 +24,7 @@ from portal.up.binaries import all_postgres
 from portal.up.errors import UpError
 from portal.up.layout import BASE_DIR, Layout, load_secrets, write_atomically
 from portal.up.pair import running_pair
-from portal.up.postgres import APP, EmbeddedPostgres
+from portal.up.postgres import ADMIN, APP, EmbeddedPostgres
 
 FORMAT = 1
 KEPT_FOLDERS = ("media", "agent")
@@ -51,8 +51,10 @@ class Server:
 
 
 def _last_line(text: bytes) -> str:
+    """The line that names the error, else the last, of a program's standard error."""
     lines = [line for line in text.decode(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "no answer"
+    named = [line for line in lines if "error:" in line.lower()]
+    return (named or lines or ["no answer"])[-1]
 
 
 @contextlib.contextmanager
@@ -65,17 +67,18 @@ def _server(layout: Layout, *, start: bool) -> Iterator[Server]:
         return
     if layout.is_running():
         postgres = EmbeddedPostgres.of(layout, load_secrets(layout))
-        yield _embedded_server(postgres, layout)
+        yield _embedded_server(postgres, layout, ADMIN)
         return
     if not start and not (layout.postgres / "data" / "PG_VERSION").exists():
         raise UpError(f"there is no installation in {layout.root}; name its folder with --data DIR.")
     with running_pair(layout, with_valkey=False) as pair:
-        yield _embedded_server(pair.postgres, layout)
+        yield _embedded_server(pair.postgres, layout, APP if start else ADMIN)
 
 
-def _embedded_server(postgres: EmbeddedPostgres, layout: Layout) -> Server:
-    options = ["-h", str(layout.sockets), "-U", APP, "-d", layout.database]
-    return Server(postgres.binaries.folder, options, postgres.client_environment(APP))
+def _embedded_server(postgres: EmbeddedPostgres, layout: Layout, user: str) -> Server:
+    """As administrator all is read, whoever made it; what is restored shall belong to the application's role."""
+    options = postgres.options(user, layout.database)
+    return Server(postgres.binaries.folder, options, postgres.client_environment(user))
 
 
 def _given_server(url: str, layout: Layout) -> Server:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from portal.up.accounts import Account, service_account
+from portal.up.accounts import Account, die_with_parent, service_account
 from portal.up.binaries import PostgresBinaries, postgres_for
 from portal.up.errors import UpError
 from portal.up.layout import Layout
@@ -97,6 +97,8 @@ class EmbeddedPostgres:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=die_with_parent(signal.SIGKILL),
             **self.account.popen,
         )
 

@@ -194,7 +194,11 @@ class Supervisor:
                 f"making the database (PostgreSQL {database.binaries.major}, {database.binaries.source})"
             )
             making = database.initdb()
-            self._until(lambda: making.poll() is not None)
+            try:
+                self._until(lambda: making.poll() is not None)
+            finally:
+                if making.poll() is None:
+                    making.kill()
             database.finish_initdb(making)
         self._child(
             "postgres",

@@ -6,10 +6,12 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -113,16 +115,16 @@ class Installation:
         wait_for(come, say=f"the first page of {self.folder}")
         return time.monotonic() - self.began
 
-    def wait_running(self) -> None:
-        """Until every child is up."""
+    def wait_running(self, *more: str) -> None:
+        """Until every part that pages and tasks need is up, and those named."""
+        parts = {"fork", "postgres", "valkey", "web", "worker", "beat", *more}
 
         def up() -> bool:
             assert self.process.poll() is None, self.said
             rows = self.status().get("children", [])
             return (
                 self.status().get("state") == "running"
-                and {"web", "worker", "beat"} <= {r["name"] for r in rows}
-                and all(r["state"] in ("running", "done") for r in rows if r["name"] != "demo history")
+                and {r["name"] for r in rows if r["state"] == "running"} >= parts
             )
 
         wait_for(up, say="all processes")
@@ -167,6 +169,17 @@ class Installation:
 
         layout = Layout(self.folder, self.demo)
         return EmbeddedPostgres.of(layout, load_secrets(layout)).psql(sql, database=layout.database).strip()
+
+
+@contextlib.contextmanager
+def open_folder() -> Iterator[Path]:
+    """A new folder that other accounts may pass through, as the database's; pytest's own are closed to them."""
+    folder = Path(tempfile.mkdtemp(prefix="gpupool-up-"))
+    folder.chmod(0o755)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

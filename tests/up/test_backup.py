@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import stat
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.up.installation import ROOT, clean_environment, running
+from tests.up.installation import ROOT, clean_environment, open_folder, running
 
 pytestmark = [pytest.mark.up, pytest.mark.serial]
 
@@ -28,11 +28,14 @@ def _manage(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_drill(tmp_path: Path) -> None:
-    for parent in (tmp_path, *tmp_path.parents):
-        if parent.stat().st_uid == os.geteuid() and parent != Path("/"):
-            parent.chmod(parent.stat().st_mode | 0o011)
-    old, new, file = tmp_path / "old", tmp_path / "new", tmp_path / "all.backup"
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with open_folder() as made:
+        yield made
+
+
+def test_drill(folder: Path) -> None:
+    old, new, file = folder / "old", folder / "new", folder / "all.backup"
     with running(old) as installation:
         installation.wait_page()
         installation.psql("CREATE TABLE kept (name text); INSERT INTO kept VALUES ('长安 — kept')")

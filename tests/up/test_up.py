@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from portal.up.accounts import SERVICE_ACCOUNTS
+from tests.up import installation
 from tests.up.installation import ROOT, Installation, clean_environment, gone, running, wait_for
 
 pytestmark = [pytest.mark.up, pytest.mark.serial]
@@ -24,22 +25,18 @@ BY_ROOT = os.geteuid() == 0
 
 
 @pytest.fixture(scope="module")
-def open_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that another account may pass through (pytest's own are closed)."""
-    folder = tmp_path_factory.mktemp("installation")
-    for parent in (folder, *folder.parents):
-        if parent.stat().st_uid == os.geteuid() and parent != Path("/"):
-            parent.chmod(parent.stat().st_mode | 0o011)
-    return folder
+def open_folder() -> Iterator[Path]:
+    with installation.open_folder() as folder:
+        yield folder
 
 
 @pytest.fixture(scope="module")
 def live(open_folder: Path) -> Iterator[Installation]:
     """One installation for the tests that only look, and for those that kill parts of it."""
-    with running(open_folder / "live") as installation:
-        installation.wait_page()
-        installation.wait_running()
-        yield installation
+    with running(open_folder / "live") as site:
+        site.wait_page()
+        site.wait_running()
+        yield site
 
 
 def _up(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -210,18 +207,18 @@ def test_start_cut_off_while_the_database_is_made(open_folder: Path) -> None:
 
 def test_stop_during_the_start(open_folder: Path) -> None:
     folder = open_folder / "early"
-    with running(folder) as installation:
-        wait_for(lambda: installation.pid("fork"), say="the first child")
-        everyone = installation.processes()
-        assert installation.stop() == 0
+    with running(folder) as site:
+        wait_for(lambda: site.pid("fork"), say="the first child")
+        everyone = site.processes()
+        assert site.stop() == 0
         assert gone(everyone)
 
 
 def test_long_path_and_odd_characters(open_folder: Path) -> None:
     folder = open_folder / ("长 path's " + "x" * 90)
-    with running(folder) as installation:
-        installation.wait_page()
-        installation.wait_running()
+    with running(folder) as site:
+        site.wait_page()
+        site.wait_running()
 
 
 @pytest.mark.skipif(not BY_ROOT, reason="needs root to become another account")
@@ -234,10 +231,10 @@ def test_plain_user(open_folder: Path, uid: int) -> None:
     trial = subprocess.run([*prefix, sys.executable, "-c", "import django"], cwd=ROOT, check=False)
     if trial.returncode:
         pytest.skip("the checkout or its Python is closed to other accounts here")
-    with running(folder / "data", prefix=prefix, HOME=str(folder)) as installation:
-        installation.wait_page()
-        installation.wait_running()
-        assert {p.uids().real for p in installation.processes()} == {uid}
+    with running(folder / "data", prefix=prefix, HOME=str(folder)) as site:
+        site.wait_page()
+        site.wait_running()
+        assert {p.uids().real for p in site.processes()} == {uid}
 
 
 def _opened_home(scratch: Path) -> tuple[str, ...]:
@@ -262,5 +259,5 @@ def _opened_home(scratch: Path) -> tuple[str, ...]:
 def test_root_below_a_closed_folder(open_folder: Path) -> None:
     closed = open_folder / "closed"
     closed.mkdir(mode=0o700)
-    with running(closed / "data") as installation:
-        installation.wait_page()
+    with running(closed / "data") as site:
+        site.wait_page()
