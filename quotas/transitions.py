@@ -1,7 +1,7 @@
 """The states of requests and quota changes, and every arrow between them, as data.
 
-``REQUEST_ARROWS[act] = (states it may be done in, state it leads to)``; a service does ``move`` and nothing else
-changes a state. ``TERMINAL`` states have no arrow out.
+``REQUEST_ARROWS[act] = (states it may be done in, state it leads to)``; a service does ``move`` and nothing
+else changes a state. ``TERMINAL`` states have no arrow out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REQUEST_ARROWS: dict[str, tuple[frozenset[str], str | None]] = {
     "approve": (frozenset({S.IN_APPROVAL}), S.QUEUED),
     "propose": (frozenset({S.IN_APPROVAL}), S.NEEDS_CONSENT),
     "consent": (frozenset({S.NEEDS_CONSENT}), S.IN_APPROVAL),
-    "decline": (frozenset({S.NEEDS_CONSENT}), S.RETURNED),
+    "decline": (frozenset({S.NEEDS_CONSENT}), S.IN_APPROVAL),
     "return": (frozenset({S.IN_APPROVAL}), S.RETURNED),
     "reject": (frozenset({S.IN_APPROVAL}), S.REJECTED),
     "withdraw": (

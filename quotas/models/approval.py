@@ -63,6 +63,7 @@ class ApprovalStep(PublicModel):
     )
     state = models.CharField(max_length=10, choices=State.choices, default=State.WAITING)
     rule = models.CharField(max_length=80, blank=True)
+    timeout_hours = models.PositiveSmallIntegerField(default=24)
     opened_at = models.DateTimeField(null=True, blank=True)
     due_at = models.DateTimeField(null=True, blank=True)
     reminded_at = models.DateTimeField(null=True, blank=True)

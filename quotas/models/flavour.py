@@ -49,6 +49,9 @@ class FlavourCapacity(models.Model):
     largest_node_gpus = models.PositiveIntegerField(
         default=0, help_text="most GPUs of this flavour on one node"
     )
+    cuda_max = models.CharField(
+        max_length=16, blank=True, help_text="newest CUDA that a node runs; empty: not told"
+    )
     updated_at = models.DateTimeField()
 
     class Meta:

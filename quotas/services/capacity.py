@@ -13,9 +13,15 @@ from quotas.services.locks import flavour_lock
 
 
 def capacity_write(
-    *, flavour_id: int, installed_milli: int, healthy_milli: int, largest_node_gpus: int
+    *,
+    flavour_id: int,
+    installed_milli: int,
+    healthy_milli: int,
+    largest_node_gpus: int,
+    cuda_max: str | None = None,
 ) -> FlavourCapacity:
     """Write the capacity of a flavour in milli-GPU. 0 ≤ healthy ≤ installed; raises Invalid otherwise.
+    ``cuda_max``: the newest CUDA version that a node's driver runs; None leaves what was told before.
 
     Idempotent: the same figures write nothing. A lower capacity stops nothing that runs; new starts see it at
     once, because the same lock guards debits. Topic ``quotas.limits_changed``.
@@ -24,11 +30,13 @@ def capacity_write(
         raise Invalid(
             code="capacity_invalid", detail=_("Healthy capacity lies between 0 and what is installed.")
         )
-    values = {
+    values: dict[str, int | str] = {
         "installed_milli": installed_milli,
         "healthy_milli": healthy_milli,
         "largest_node_gpus": largest_node_gpus,
     }
+    if cuda_max is not None:
+        values["cuda_max"] = cuda_max[:16]
     found = FlavourCapacity.objects.filter(flavour_id=flavour_id).first()
     if found is not None and all(getattr(found, key) == value for key, value in values.items()):
         return found

@@ -3,13 +3,13 @@ tree.
 
 All three lock the flavour (the root of its tree) and then the usage rows of the department's path from root
 to leaf, read the rest of the tree under those locks, let ``quotas.engine`` decide, and write. Invariants,
-held by tests: direct use = the sum of open debits; total = direct use of the subtree; nothing is ever negative; charged
-follows the engine's identities.
+held by tests: direct use = the sum of open debits; total = direct use of the subtree; nothing is ever
+negative; charged follows the engine's identities.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from django.db import transaction
@@ -23,6 +23,7 @@ from portal.kernel.units import gpus_from_milli
 from quotas.engine.available import Admission, admit
 from quotas.engine.tree import QuotaTree
 from quotas.models import FlavourCapacity, QuotaUsage
+from quotas.selectors.grants import GrantNumbers
 from quotas.selectors.trees import INSTALLATION, build_tree, department_parents, path_of
 from quotas.services.locks import flavour_lock
 
@@ -189,3 +190,27 @@ def _write(tree: QuotaTree, rows: Iterable[QuotaUsage]) -> int:
     fields = ["direct", "direct_noninterruptible", "charged", "total", "total_noninterruptible", "updated_at"]
     QuotaUsage.objects.bulk_update(changed, fields)
     return len(changed)
+
+
+def limits_copy(*, flavour_id: int, limits: Mapping[int, GrantNumbers]) -> int:
+    """Copy the numbers of the grants in force to the usage rows and recompute what follows; returns how many
+    rows changed. Departments without a grant keep their use and lose their limits.
+    """
+    with transaction.atomic():
+        flavour_lock(flavour_id)
+        rows = list(QuotaUsage.objects.select_for_update().filter(flavour_id=flavour_id).order_by("pk"))
+        rows += _make(set(limits) - {row.department_id for row in rows}, flavour_id)
+        moment, changed = now(), []
+        for row in rows:
+            wanted = limits.get(row.department_id)
+            values = (wanted or GrantNumbers()).as_fields()
+            if row.granted == (wanted is not None) and GrantNumbers.of(row).as_fields() == values:
+                continue
+            for name, value in values.items():
+                setattr(row, name, value)
+            row.granted, row.updated_at = wanted is not None, moment
+            changed.append(row)
+        QuotaUsage.objects.bulk_update(changed, [*GrantNumbers().as_fields(), "granted", "updated_at"])
+        if changed:
+            usage_recompute(flavour_id=flavour_id)
+        return len(changed)

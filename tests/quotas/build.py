@@ -5,13 +5,17 @@ makes it.
 from __future__ import annotations
 
 import itertools
+from datetime import UTC, datetime
 from typing import Any
+
+from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 
 from portal.accounts.models import Department, Role, RoleBinding, User
 from portal.accounts.policy import Policy, policy_of
 from portal.kernel.clock import now
 from portal.ops.actor import Actor
-from quotas.models import FlavourCapacity, GpuFlavour, QuotaUsage
+from quotas.models import CapacityRequest, FlavourCapacity, GpuFlavour, PriceRate, QuotaUsage
+from quotas.services.requests import request_submit
 
 _n = itertools.count(1)
 
@@ -34,6 +38,7 @@ def user(name: str = "", home: Department | None = None, **values: Any) -> User:
 
 
 def role(who: User, name: str, where: Department | None = None, **values: Any) -> RoleBinding:
+    values.setdefault("valid_from", datetime(2020, 1, 1, tzinfo=UTC))  # tests set the clock to any year
     return RoleBinding.objects.create(user=who, role=Role(name), department=where, **values)
 
 
@@ -69,3 +74,60 @@ def limits(where: Department, what: GpuFlavour, guaranteed: int = 0, **values: i
         defaults={"guaranteed": guaranteed * 1000, "granted": True, "updated_at": now(), **in_milli},
     )
     return row
+
+
+def price(what: GpuFlavour, per_hour: int, site: str = "") -> PriceRate:
+    """A price of so many currency units per GPU-hour, in force since long ago."""
+    return PriceRate.objects.create(
+        flavour=what,
+        site_code=site,
+        micro_per_gpu_hour=per_hour * 1_000_000,
+        during=DateTimeTZRange(datetime(2020, 1, 1, tzinfo=UTC), None),
+    )
+
+
+class House:
+    """Vision / {Video, Perception} under one root, a flavour H of 192 with the figures of the quota page, and
+    people: a researcher and a lead of each level, an administrator, a finance officer, an auditor.
+    """
+
+    def __init__(self, installed: int = 192) -> None:
+        self.vision = department("vision", name="Vision")
+        self.video = department("video", self.vision, name="Video")
+        self.perception = department("perception", self.vision, name="Perception")
+        self.other = department("other", name="Other")
+        self.h800 = flavour("h800", installed=installed, name="H800 80GB", nvlink=True, fp8=True)
+        limits(self.vision, self.h800, 40, hard_cap=56)
+        limits(self.video, self.h800, 24, hard_cap=32)
+        limits(self.perception, self.h800, 16, hard_cap=24)
+        price(self.h800, 16)
+        self.lin = user("lin", self.video, display_name="Lin Yue")
+        role(self.lin, "researcher", self.video)
+        self.chen = user("chen", self.video, display_name="Chen Hao")
+        role(self.chen, "lead", self.video)
+        self.wu = user("wu", self.vision, display_name="Wu Tao")
+        role(self.wu, "lead", self.vision)
+        self.zhao = user("zhao", display_name="Zhao Rui")
+        role(self.zhao, "pool_admin")
+        self.sun = user("sun", display_name="Sun Mei")
+        role(self.sun, "finance")
+        self.he = user("he", display_name="He Jing")
+        role(self.he, "auditor")
+        self.stranger = user("stranger", self.other, display_name="Stranger")
+        role(self.stranger, "researcher", self.other)
+
+    def ask(self, **changes: Any) -> dict[str, Any]:
+        """Wishes that are complete: one H800 for an hour for Video; ``changes`` override."""
+        return {
+            "department": self.video.code,
+            "flavour": self.h800.code,
+            "gpus_per_node": 1,
+            "duration_s": 3600,
+            "purpose": "a test",
+            "command": "python train.py",
+            **changes,
+        }
+
+    def submit(self, who: User | None = None, **changes: Any) -> CapacityRequest:
+        who = who or self.lin
+        return request_submit(acting_user=actor(who), policy=policy(who), values=self.ask(**changes))

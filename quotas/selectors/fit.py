@@ -1,0 +1,210 @@
+"""Does an ask fit? One judgement for the form's panel, for submission and for approvers.
+
+For each flavour that may serve it: the charge, the cost, what the quota tree says at every level, what is
+free now, and whether it could ever start. Four queries for any number of flavours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from portal.accounts.policy import DepartmentTree
+from portal.kernel.units import MS_PER_SECOND, cost_micro
+from quotas.engine import approval
+from quotas.engine.available import Admission, LevelCheck, admit, cap_checks
+from quotas.engine.charge import ChargeError
+from quotas.engine.tree import Counters, QuotaTree
+from quotas.models import GpuFlavour, PriceRate
+from quotas.selectors.shapes import AskShape
+from quotas.selectors.trees import INSTALLATION, quota_trees
+
+
+@dataclass(slots=True)
+class Option:
+    """One flavour for one ask. Amounts in milli-GPU, money in micro; ``never`` is the rule by which it could
+    not even start in an empty pool.
+    """
+
+    flavour: GpuFlavour
+    charge: int
+    tree: QuotaTree
+    admission: Admission
+    never: LevelCheck | None
+    rate_micro: int | None
+    cost_micro: int | None
+    used: int
+    guaranteed: int
+    limit: int | None
+    over_guarantee: bool
+    over_cap: LevelCheck | None
+    installed: int
+    healthy: int
+    free: int
+    largest_node: int
+
+    @property
+    def too_big(self) -> bool:
+        """More than exists of this flavour."""
+        return self.charge > self.installed
+
+    @property
+    def borrowed_part(self) -> int:
+        """How much of the ask lies above the department's guarantee."""
+        return max(0, min(self.charge, self.used + self.charge - self.guaranteed))
+
+
+@dataclass(slots=True)
+class Verdict:
+    """All options in the order in which they would be tried, and who must agree."""
+
+    options: list[Option]
+    asks: list[approval.Ask] = field(default_factory=list)
+    plan: approval.ApprovalPlan | None = None
+    dearest: approval.Ask | None = None
+
+    @property
+    def best(self) -> Option | None:
+        """The option that would be taken now."""
+        return self.options[0] if self.options else None
+
+
+def assess(
+    *,
+    department_id: int,
+    flavours: Sequence[GpuFlavour],
+    shape: AskShape,
+    duration_s: int | None,
+    interruptible: bool,
+    moment: datetime,
+    site_code: str = "",
+) -> list[Option]:
+    """Judge every flavour that can give the shape; the order is: fits the quota, within the guarantee,
+    cheaper, display order. Flavours whose cards cannot give the shape are left out.
+    """
+    trees = quota_trees([flavour.pk for flavour in flavours])
+    rates = _rates([flavour.pk for flavour in flavours], site_code, moment)
+    out: list[Option] = []
+    for flavour in flavours:
+        try:
+            charge = shape.charge(flavour)
+        except ChargeError:
+            continue
+        out.append(
+            _option(flavour, charge, trees[flavour.pk], department_id, duration_s, interruptible, rates)
+        )
+    out.sort(
+        key=lambda o: (
+            o.never is not None or o.too_big,
+            not o.admission.fits,
+            o.over_guarantee,
+            o.cost_micro is None,
+            o.cost_micro or 0,
+        )
+    )
+    return out
+
+
+def approval_asks(
+    options: Sequence[Option],
+    *,
+    departments: tuple[str, ...],
+    duration_s: int | None,
+    work_class: str,
+    interruptible: bool,
+    nodes: int,
+) -> list[approval.Ask]:
+    """What the approval rules look at, one a flavour."""
+    return [
+        approval.Ask(
+            amount_milli=o.charge,
+            flavour=o.flavour.code,
+            duration_ms=None if duration_s is None else duration_s * MS_PER_SECOND,
+            cost_micro=o.cost_micro,
+            over_guarantee=o.over_guarantee,
+            over_cap=o.over_cap is not None,
+            job_class=work_class,
+            interruptible=interruptible,
+            nodes=nodes,
+            departments=departments,
+        )
+        for o in options
+    ]
+
+
+def level_name(level: object, names: Mapping[int, str], installation: str) -> str:
+    """The name of a level of a check."""
+    return installation if level == INSTALLATION else names.get(int(str(level)), str(level))
+
+
+def department_codes(tree: DepartmentTree, department_id: int) -> tuple[str, ...]:
+    """Codes of a department and its ancestors, for the approval rules."""
+    return tuple(tree.rows[i].code for i in tree.ancestors(department_id))
+
+
+def _option(
+    flavour: GpuFlavour,
+    charge: int,
+    tree: QuotaTree,
+    department_id: int,
+    duration_s: int | None,
+    interruptible: bool,
+    rates: Mapping[int, int],
+) -> Option:
+    answer = admit(tree, department_id, charge, interruptible=interruptible)
+    empty = tree.copy()
+    empty.counters = {node: Counters() for node in tree.nodes}
+    capacity = getattr(flavour, "capacity", None)
+    installed = capacity.installed_milli if capacity is not None else 0
+    healthy = capacity.healthy_milli if capacity is not None else 0
+    counters = tree.counters[department_id]
+    caps = [c for c in cap_checks(tree, department_id, charge, interruptible=True) if c.rule == "hard_cap"]
+    rate = rates.get(flavour.pk)
+    cost = None
+    if rate is not None and duration_s is not None:
+        cost = cost_micro(charge * duration_s, rate)  # milli-GPU × seconds = GPU-milliseconds
+    guaranteed = tree.guarantee(department_id)
+    return Option(
+        flavour=flavour,
+        charge=charge,
+        tree=tree,
+        admission=answer,
+        never=admit(empty, department_id, charge, interruptible=interruptible).blocking,
+        rate_micro=rate,
+        cost_micro=cost,
+        used=counters.total,
+        guaranteed=guaranteed,
+        limit=limit_of(tree, department_id),
+        over_guarantee=counters.total + charge > guaranteed,
+        over_cap=next((c for c in caps if not c.holds), None),
+        installed=installed,
+        healthy=healthy,
+        free=max(0, healthy - tree.counters[INSTALLATION].total),
+        largest_node=capacity.largest_node_gpus if capacity is not None else 0,
+    )
+
+
+def limit_of(tree: QuotaTree, department_id: int) -> int | None:
+    """Where a department's bar ends: the lower of hard cap and quota + borrow limit; None when unlimited."""
+    node = tree.nodes[department_id]
+    ends = [node.hard_cap]
+    if node.borrow_limit is not None:
+        ends.append(tree.subtree[department_id] + node.borrow_limit)
+    known = [end for end in ends if end is not None]
+    return max(0, min(known)) if known else None
+
+
+def _rates(flavour_ids: Sequence[int], site_code: str, moment: datetime) -> dict[int, int]:
+    """Price per GPU-hour now, by flavour: the site's own before the general one; without a site the dearest,
+    for nobody knows yet where it will run.
+    """
+    rows = PriceRate.objects.filter(flavour_id__in=flavour_ids, during__contains=moment)
+    if site_code:
+        rows = rows.filter(site_code__in=["", site_code])
+    found: dict[int, tuple[bool, int]] = {}
+    for rate in rows:
+        key = (bool(site_code) and rate.site_code == site_code, rate.micro_per_gpu_hour)
+        if rate.flavour_id not in found or key > found[rate.flavour_id]:
+            found[rate.flavour_id] = key
+    return {flavour_id: rate for flavour_id, (_own, rate) in found.items()}

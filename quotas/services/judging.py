@@ -1,0 +1,180 @@
+"""Judge cleaned wishes before they become a request: could it ever start, what does it cost, who must
+agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.utils.translation import gettext as _
+
+from portal.accounts.models import User
+from portal.accounts.policy import Policy
+from portal.kernel.clock import now
+from portal.kernel.errors import Blocked, Invalid
+from portal.kernel.units import gpus_from_milli
+from quotas.engine import approval
+from quotas.engine.available import LevelCheck
+from quotas.models import CapacityRequest, GpuFlavour
+from quotas.selectors.approvers import Deciders
+from quotas.selectors.fit import Option, Verdict, approval_asks, assess, department_codes
+from quotas.selectors.shapes import AskShape
+from quotas.selectors.trees import INSTALLATION
+from quotas.selectors.user_limits import limits_of
+from quotas.services.approval_policy import policy_default_ensure
+from quotas.services.approval_steps import Wanted, wanted_steps
+
+
+@dataclass(slots=True)
+class Judged:
+    """What is written with the request: ``fields`` of the model, the steps to make, the rule that decided,
+    and facts for its history.
+    """
+
+    fields: dict[str, Any]
+    steps: list[Wanted]
+    rule: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    verdict: Verdict | None = None
+
+
+def verdict_of(cleaned: Mapping[str, Any], *, policy: Policy) -> Verdict:
+    """Options and approval plan of cleaned wishes; refuses nothing (the form's panel asks here)."""
+    shape = AskShape.of(cleaned)
+    department = cleaned["department"]
+    length = review_length(cleaned)
+    options = assess(
+        department_id=department.pk,
+        flavours=list(cleaned["flavours"]),
+        shape=shape,
+        duration_s=length,
+        interruptible=cleaned["interruptible"],
+        moment=now(),
+        site_code=cleaned["site_code"],
+    )
+    verdict = Verdict(options)
+    asks = approval_asks(
+        options,
+        departments=department_codes(policy.tree, department.pk),
+        duration_s=None if cleaned["is_service"] else cleaned["duration_s"],
+        work_class=cleaned["work_class"],
+        interruptible=cleaned["interruptible"],
+        nodes=cleaned["nodes"],
+    )
+    startable = [a for a, o in zip(asks, options, strict=True) if o.never is None and not o.too_big]
+    verdict.asks = startable or asks
+    if verdict.asks:
+        verdict.dearest = approval.dearest(verdict.asks)
+        rules = approval.parse_policy(policy_default_ensure().rules)
+        verdict.plan = approval.evaluate(rules, verdict.dearest)
+    return verdict
+
+
+def judge(cleaned: Mapping[str, Any], *, user: User, policy: Policy) -> Judged:
+    """The judgement that submission acts on; raises Blocked with the sum where it could never start or the
+    policy refuses, Invalid where it passes the person's limits, Conflict where nobody could approve.
+    """
+    shape = AskShape.of(cleaned)
+    if shape.shape == CapacityRequest.Shape.CPU:
+        return Judged({"charge_milli": 0, "options": [], "policy_rule": "no-gpu"}, [], "no-gpu")
+    verdict = verdict_of(cleaned, policy=policy)
+    plan, dearest = verdict.plan, verdict.dearest
+    if plan is None or dearest is None:
+        raise Invalid.field("flavour", _("No card of it can give this shape."))
+    usable = [o for o in verdict.options if o.never is None and not o.too_big]
+    if not usable:
+        first = verdict.options[0]
+        if first.never is not None:
+            raise level_error("never_fits", first.never, first, policy)
+        raise Invalid.field(
+            "gpus_per_node", _("The pool maximum is {n}.").format(n=gpus_from_milli(first.installed))
+        )
+    if plan.outcome == "refused":
+        over = next((o for o in usable if o.over_cap is not None), None)
+        if over is not None and over.over_cap is not None:
+            raise level_error("over_cap", over.over_cap, over, policy)
+        raise Blocked(
+            code="policy_refuses",
+            detail=_("The approval policy refuses this: rule {rule}.").format(rule=", ".join(plan.matched)),
+            extra={"rules": list(plan.matched)},
+        )
+    charge = max(o.charge for o in usable)
+    _person_limits(user, charge, cleaned)
+    subject = CapacityRequest(requester=user, last_editor=user, department=cleaned["department"])
+    steps = wanted_steps(plan, subject, Deciders.load(policy.tree)) if plan.steps else []
+    named: GpuFlavour | None = cleaned["flavour"]
+    rule = ", ".join(plan.matched)[:80]
+    fields = {
+        "charge_milli": charge,
+        "options": [] if named is not None else [o.flavour.code for o in usable],
+        "cost_at_most_micro": dearest.cost_micro,
+        "over_quota": dearest.over_guarantee,
+        "policy_rule": rule,
+    }
+    facts = {
+        "rules": list(plan.matched),
+        "charge_milli": charge,
+        "cost_at_most_micro": dearest.cost_micro,
+        "options": [o.flavour.code for o in usable],
+    }
+    return Judged(fields, steps, rule, facts, verdict)
+
+
+def level_error(code: str, check: LevelCheck, option: Option, policy: Policy) -> Blocked:
+    """Blocked with the level's name and the sum; says whether a change of quota or another ask would help."""
+    row = policy.tree.rows.get(check.level) if isinstance(check.level, int) else None
+    level = row.name if row is not None else _("The installation")
+    numbers = {name: gpus_from_milli(getattr(check, name)) for name in ("limit", "used", "requested")}
+    texts = {
+        "hard_cap": _("{level}: {used} used + {requested} asked > {limit}, its hard cap for {flavour}."),
+        "guarantee": _(
+            "{level}: {requested} asked > {limit} guaranteed for {flavour}. Work that may not be interrupted has to "
+            "fit within the guarantee: allow interruption, or ask for less."
+        ),
+        "borrow_limit": _(
+            "{level}: {used} used + {requested} asked > {limit}, its quota and borrow limit for {flavour}."
+        ),
+        "subtree_quota": _("{level}: {used} used + {requested} asked > {limit} of {flavour} there."),
+    }
+    return Blocked(
+        code=code,
+        detail=texts[check.rule].format(level=level, flavour=option.flavour.name, **numbers),
+        blocking={"level": level, "limit": check.limit, "used": check.used, "requested": check.requested},
+        extra={
+            "rule": check.rule,
+            "department": None if check.level == INSTALLATION or row is None else str(row.uid),
+            "flavour": option.flavour.code,
+        },
+    )
+
+
+def _person_limits(user: User, charge: int, cleaned: Mapping[str, Any]) -> None:
+    limits = limits_of(user.pk)
+    most = limits["gpus_at_once_milli"]
+    if most is not None and charge > most:
+        raise Invalid.field(
+            "gpus_per_node",
+            _("Your limit is {n} GPUs at once.").format(n=gpus_from_milli(most)),
+            "user_limit",
+        )
+    month = limits["gpu_ms_per_month"]
+    length = review_length(cleaned)
+    if month is not None and length is not None and charge * length > month:
+        raise Invalid.field(
+            "duration_s",
+            _("Your limit is {n} GPU-hours a month; this asks {asked}.").format(
+                n=f"{month / 3_600_000:g}", asked=f"{charge * length / 3_600_000:g}"
+            ),
+            "user_limit",
+        )
+
+
+def review_length(cleaned: Mapping[str, Any]) -> int | None:
+    """Seconds for which the cost is told: the duration, or until a service's review date."""
+    if not cleaned["is_service"]:
+        length: int | None = cleaned["duration_s"]
+        return length
+    review = cleaned["review_at"]
+    return max(0, int((review - now()).total_seconds())) if review is not None else None

@@ -1,0 +1,300 @@
+"""Requests up to the queue: drafted, submitted, changed, consented to, withdrawn, cloned.
+
+Extension and early release belong to the allocation, hence to the pool. Every write: permission, arrow of
+``quotas.transitions``, audit, history, outbox in one transaction. Lock order: request, steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.utils.translation import gettext_lazy as _
+
+from portal.accounts.policy import Policy
+from portal.kernel.clock import now
+from portal.kernel.errors import Conflict, Refused
+from portal.kernel.models import advance
+from portal.ops.actor import Actor
+from portal.ops.outbox import outbox_add
+from portal.ops.services.audit import audit_record
+from quotas.models import CapacityRequest, RequestEvent
+from quotas.services.approval_steps import steps_make, steps_skip
+from quotas.services.asking import read_request
+from quotas.services.history import note_event
+from quotas.services.judging import Judged, judge
+from quotas.services.locks import request_lock
+from quotas.transitions import REQUEST_ARROWS, allowed, move, refused
+
+S = CapacityRequest.State
+COPIED = (
+    "department", "flavour", "requirement", "options", "shape", "gpus_per_node", "nodes", "fraction_milli",
+    "fraction_mib", "mig_profile", "mig_count", "cpu_milli", "memory_mib", "duration_s", "is_service",
+    "replicas_min", "replicas_max", "work_class", "priority", "interruptible", "site_code", "datasets",
+    "cost_code", "purpose", "run_kind", "command", "image", "environment", "checkpoint", "cuda_min",
+)  # fmt: skip
+TOLD = (
+    "shape", "gpus_per_node", "nodes", "fraction_milli", "fraction_mib", "mig_profile", "mig_count",
+    "start_at", "duration_s", "review_at", "interruptible", "priority", "work_class", "purpose", "run_kind",
+    "command", "image",
+)  # fmt: skip
+
+
+def request_save_draft(
+    *,
+    acting_user: Actor,
+    policy: Policy,
+    values: Mapping[str, Any],
+    request: CapacityRequest | None = None,
+    cloned_from: CapacityRequest | None = None,
+) -> CapacityRequest:
+    """Keep a draft: what is empty may stay empty, what is wrong is refused. A returned request stays
+    returned.
+    """
+    user = _person(acting_user)
+    _own_only(request, user)
+    cleaned = read_request(values, user=user, policy=policy, draft=True)
+    flavours = cleaned.pop("flavours")
+    cleaned["options"] = [f.code for f in flavours] if cleaned.get("flavour") is None else []
+    with transaction.atomic():
+        if request is None:
+            made = CapacityRequest.objects.create(
+                requester=user, last_editor=user, cloned_from=cloned_from, state_since=now(), **cleaned
+            )
+            note_event(
+                request_id=made.pk, kind="drafted", actor_name=acting_user.name, facts=_origin(cloned_from)
+            )
+        else:
+            held = _own(request, user)
+            made = move(held, "save", last_editor_id=user.pk, **cleaned)
+        audit_record(acting_user=acting_user, action="request.drafted", subject=made, after=_told(made))
+        return made
+
+
+def request_submit(
+    *,
+    acting_user: Actor,
+    policy: Policy,
+    values: Mapping[str, Any] | None = None,
+    request: CapacityRequest | None = None,
+    client_token: str = "",
+    cloned_from: CapacityRequest | None = None,
+) -> CapacityRequest:
+    """Ask: new values, a draft as it is, or a draft with new values. Comes back in approval, or queued where
+    the policy needs nobody.
+
+    The same ``client_token`` of the same person gives the same request, however often and from wherever it is
+    sent. Raises Invalid (fields), Blocked (could never start, or the policy refuses), Conflict (state).
+    """
+    user = _person(acting_user)
+    if client_token and request is None:
+        before = CapacityRequest.objects.filter(requester=user, client_token=client_token[:64]).first()
+        if before is not None:
+            return before
+    _own_only(request, user)
+    sent = values if values is not None else _values_of(request)
+    cleaned = read_request(sent, user=user, policy=policy)
+    judged = judge(cleaned, user=user, policy=policy)
+    fields = {**_fields(cleaned), **judged.fields}
+    try:
+        with transaction.atomic():
+            if request is None:
+                made = CapacityRequest.objects.create(
+                    requester=user,
+                    last_editor=user,
+                    client_token=client_token[:64],
+                    cloned_from=cloned_from,
+                    state_since=now(),
+                    **fields,
+                )
+            else:
+                made = _own(request, user)
+                advance(CapacityRequest.objects.filter(pk=made.pk), last_editor_id=user.pk, **fields)
+                made.refresh_from_db()
+            move(made, "submit", submitted_at=now(), decided_at=None, queued_at=None)
+            facts = {**_told(made), **judged.facts, **_origin(made.cloned_from)}
+            note_event(request_id=made.pk, kind="submitted", actor_name=acting_user.name, facts=facts)
+            audit_record(acting_user=acting_user, action="request.submitted", subject=made, after=facts)
+            outbox_add("quotas.request_submitted", {"request": str(made.uid)}, key=made.ref)
+            _open_steps(made, judged)
+            return made
+    except IntegrityError:
+        twin = CapacityRequest.objects.filter(requester=user, client_token=client_token[:64]).first()
+        if not client_token or twin is None:
+            raise
+        return twin
+
+
+def request_change(
+    *,
+    acting_user: Actor,
+    policy: Policy,
+    request: CapacityRequest,
+    values: Mapping[str, Any],
+    version: int | None = None,
+) -> CapacityRequest:
+    """Change an undecided request: what was agreed before counts no more, a new round of steps begins."""
+    user = _person(acting_user)
+    _own_only(request, user)
+    cleaned = read_request(values, user=user, policy=policy)
+    with transaction.atomic():
+        held = _own(request, user)
+        _version(held, version)
+        if not allowed("change", held.state):
+            raise refused(held.state, "change", held.get_state_display())
+        judged = judge(cleaned, user=user, policy=policy)
+        before = _told(held)
+        fields = {**_fields(cleaned), **judged.fields}
+        move(
+            held,
+            "change",
+            last_editor_id=user.pk,
+            consent_change={},
+            submitted_at=now(),
+            decided_at=None,
+            **fields,
+        )
+        after = _told(held)
+        changed = {key: [before[key], after[key]] for key in after if before[key] != after[key]}
+        facts = {"changed": changed, **judged.facts}
+        note_event(request_id=held.pk, kind="changed", actor_name=acting_user.name, facts=facts)
+        audit_record(
+            acting_user=acting_user,
+            action="request.changed",
+            subject=held,
+            before={key: pair[0] for key, pair in changed.items()},
+            after={key: pair[1] for key, pair in changed.items()},
+        )
+        outbox_add("quotas.request_changed", {"request": str(held.uid)}, key=held.ref)
+        _open_steps(held, judged)
+        return held
+
+
+def request_withdraw(
+    *,
+    acting_user: Actor,
+    policy: Policy,
+    request: CapacityRequest,
+    reason: str = "",
+    version: int | None = None,
+) -> CapacityRequest:
+    """Take a request back that holds nothing yet; its requester or a pool administrator may. What runs is
+    released on its allocation instead.
+    """
+    user = _person(acting_user)
+    with transaction.atomic():
+        held = request_lock(request.pk)
+        _version(held, version)
+        if held.requester_id != user.pk:
+            policy.require(policy.administers_pool)
+        before = held.state
+        move(held, "withdraw", ended_at=now(), end_reason="withdrawn")
+        steps_skip(held)
+        note_event(
+            request_id=held.pk,
+            kind="withdrawn",
+            actor_name=acting_user.name,
+            facts={"from": before},
+            text=reason,
+        )
+        audit_record(
+            acting_user=acting_user,
+            action="request.withdrawn",
+            subject=held,
+            before={"state": before},
+            after={"state": held.state},
+            reason=reason,
+        )
+        outbox_add("quotas.request_withdrawn", {"request": str(held.uid)}, key=held.ref)
+        return held
+
+
+def request_clone(*, acting_user: Actor, policy: Policy, request: CapacityRequest) -> CapacityRequest:
+    """A draft with the same wishes, to change and submit; starts and review dates are left out, they have
+    passed.
+    """
+    return request_save_draft(
+        acting_user=acting_user, policy=policy, values=_values_of(request), cloned_from=request
+    )
+
+
+def _open_steps(request: CapacityRequest, judged: Judged) -> None:
+    """Make the steps, or pass the request on where nobody needs to agree. Runs on an IN_APPROVAL request."""
+    if judged.steps:
+        steps_make(request, judged.steps)
+    else:
+        steps_skip(request)
+        request_queue(request=request, rule=judged.rule, actor_name="policy")
+
+
+def request_queue(*, request: CapacityRequest, rule: str, actor_name: str) -> CapacityRequest:
+    """Every agreement is there: into the queue. The caller holds the request's lock inside a transaction."""
+    moment = now()
+    move(request, "approve", decided_at=moment, queued_at=moment)
+    note_event(request_id=request.pk, kind="queued", actor_name=actor_name, facts={"rule": rule})
+    payload = {"request": str(request.uid)}
+    outbox_add("quotas.request_queued", {**payload, "cause": "approved"}, key=request.ref)
+    outbox_add("quotas.request_decided", {**payload, "decision": "approved", "rule": rule}, key=request.ref)
+    return request
+
+
+def _person(acting_user: Actor) -> Any:
+    if acting_user.user is None:
+        raise Refused(code="person_needed", detail=_("Only a person can ask for GPUs."))
+    return acting_user.user
+
+
+def _own(request: CapacityRequest, user: Any) -> CapacityRequest:
+    _own_only(request, user)
+    return request_lock(request.pk)
+
+
+def _own_only(request: CapacityRequest | None, user: Any) -> None:
+    """A requester never changes, so this is told before the wishes are read."""
+    if request is not None and request.requester_id != user.pk:
+        raise Refused(code="not_yours", detail=_("Only its requester may change a request."))
+
+
+def _version(held: CapacityRequest, version: int | None) -> None:
+    if version is not None and held.version != version:
+        raise Conflict(
+            code="version_changed",
+            detail=_("It was changed by somebody else meanwhile. Load it again and repeat the change."),
+            extra={"current_version": held.version},
+        )
+
+
+def _fields(cleaned: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in cleaned.items() if key != "flavours"}
+
+
+def _values_of(request: CapacityRequest | None) -> dict[str, Any]:
+    """The wishes of a request in the form in which they are sent."""
+    if request is None:
+        return {}
+    return {name: getattr(request, name) for name in COPIED if name != "options"} | (
+        {"start_at": request.start_at, "review_at": request.review_at}
+        if request.state in ("draft", "returned")
+        else {}
+    )
+
+
+def _told(request: CapacityRequest) -> dict[str, Any]:
+    """The wishes that history and audit show, JSON-ready."""
+    out: dict[str, Any] = {name: getattr(request, name) for name in TOLD}
+    for name in ("start_at", "review_at"):
+        out[name] = out[name].isoformat() if out[name] else None
+    out["flavour"] = request.flavour.code if request.flavour is not None else request.options
+    out["department"] = request.department.code
+    return out
+
+
+def _origin(source: CapacityRequest | None) -> dict[str, Any]:
+    return {"cloned_from": source.ref} if source is not None else {}
+
+
+__all__ = [
+    "REQUEST_ARROWS", "RequestEvent", "request_change", "request_clone", "request_queue",
+    "request_save_draft", "request_submit", "request_withdraw",
+]  # fmt: skip
