@@ -67,10 +67,13 @@ def samples(request: HttpRequest) -> dict[str, Any]:
     now = clock.now()
     kinds = [
         (_("Requests, leases, jobs"), "", states.COMMON),
+        (_("Steps"), "step", states.STEP),
+        (_("How a lease ended"), "end", states.END),
         (_("GPUs"), "gpu", states.GPU),
         (_("Nodes"), "node", states.NODE),
         (_("Quota"), "quota", states.QUOTA),
         (_("Severity"), "severity", states.SEVERITY),
+        (_("People, tokens, deliveries"), "person", states.PERSON),
     ]
     return {
         "kinds": [(title, kind, list(table)) for title, kind, table in kinds],

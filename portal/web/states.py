@@ -31,54 +31,57 @@ def _l(tone: str, icon: str, label: Any) -> Look:
 
 COMMON: Final[dict[str, Look]] = {
     "draft": _l("mute", "edit", _("Draft")),
-    "submitted": _l("hold", "user", _("In approval")),
     "in_approval": _l("hold", "user", _("In approval")),
-    "pending": _l("hold", "clock", _("Pending")),
-    "waiting": _l("info", "clock", _("Waiting")),
-    "consent": _l("warn", "edit", _("Consent needed")),
-    "consent_needed": _l("warn", "edit", _("Consent needed")),
+    "needs_consent": _l("warn", "edit", _("Consent needed")),
     "returned": _l("warn", "return", _("Returned")),
     "approved": _l("ok", "approve", _("Approved")),
     "rejected": _l("bad", "x", _("Rejected")),
     "withdrawn": _l("mute", "return", _("Withdrawn")),
-    "cancelled": _l("mute", "x", _("Cancelled")),
     "queued": _l("info", "clock", _("Queued")),
-    "planned": _l("hold", "hold", _("Reserved")),
+    "allocated": _l("ok", "play", _("Allocated")),
     "reserved": _l("hold", "hold", _("Reserved")),
-    "allocated": _l("hold", "hold", _("Reserved")),
     "starting": _l("info", "start", _("Starting")),
     "running": _l("ok", "play", _("Running")),
-    "active": _l("ok", "check", _("Active")),
-    "ending": _l("act", "reclaim", _("Ending")),
     "stopping": _l("act", "reclaim", _("Stopping")),
-    "terminating": _l("act", "reclaim", _("Ending")),
-    "releasing": _l("act", "reclaim", _("Releasing")),
-    "released": _l("mute", "check", _("Released")),
     "ended": _l("mute", "check", _("Ended")),
-    "done": _l("mute", "check", _("Ended")),
-    "completed": _l("mute", "check", _("Ended")),
-    "finished": _l("mute", "check", _("Ended")),
-    "exited": _l("mute", "check", _("Ended")),
-    "expired": _l("mute", "clock", _("Expired")),
-    "failed": _l("bad", "fault", _("Failed")),
-    "failed_start": _l("bad", "fault", _("Start failed")),
+    "exited": _l("mute", "check", _("Exited")),
     "lost": _l("bad", "fault", _("Lost")),
-    "requeued": _l("info", "refresh", _("Queued again")),
-    "preempted": _l("act", "reclaim", _("Preempted")),
+    "waiting": _l("info", "clock", _("Waiting")),
+    "pending": _l("hold", "clock", _("Pending")),
     "skipped": _l("mute", "right", _("Skipped")),
     "delegated": _l("hold", "user", _("Delegated")),
-    "escalated": _l("warn", "up", _("Escalated")),
     "open": _l("info", "free", pgettext_lazy("state", "Open")),
     "closed": _l("mute", "lock", pgettext_lazy("state", "Closed")),
-    "suspended": _l("mute", "lock", _("Suspended")),
-    "revoked": _l("mute", "x", _("Revoked")),
-    "used": _l("mute", "check", _("Used")),
-    "valid": _l("ok", "check", _("Valid")),
-    "sent": _l("ok", "check", _("Sent")),
-    "read": _l("mute", "check", pgettext_lazy("notice", "Read")),
-    "unread": _l("info", "bell", _("Unread")),
-    "retrying": _l("warn", "refresh", _("Trying again")),
+    "acknowledged": _l("hold", "user", _("Acknowledged")),
+    "cancelled": _l("mute", "x", _("Cancelled")),
     "unknown": _l("mute", "nodata", _("No data")),
+}
+
+STEP: Final[dict[str, Look]] = {
+    "open": _l("hold", "user", _("To decide")),
+    "waiting": _l("info", "clock", _("After an earlier step")),
+    "skipped": _l("mute", "right", _("Not needed any more")),
+}
+
+MEMBER: Final[dict[str, Look]] = {
+    "free": _l("mute", "check", _("Seen free")),
+    "lost": _l("bad", "fault", _("Lost")),
+}
+
+END: Final[dict[str, Look]] = {
+    "finished": _l("ok", "check", _("Finished by itself")),
+    "failed": _l("bad", "fault", _("Ended with an error")),
+    "released": _l("mute", "check", _("Released")),
+    "expired": _l("mute", "clock", _("Time was up")),
+    "revoked": _l("bad", "x", _("Revoked")),
+    "reclaimed": _l("act", "reclaim", _("Reclaimed")),
+    "preempted": _l("act", "reclaim", _("Preempted")),
+    "node_lost": _l("bad", "fault", _("Node lost")),
+    "start_failed": _l("bad", "fault", _("Start failed")),
+    "suspended": _l("mute", "lock", _("Holder suspended")),
+    "idle": _l("warn", "pause", _("Idle")),
+    "over_quota": _l("act", "warn", _("Over quota")),
+    "maintenance": _l("mute", "wrench", _("Maintenance")),
 }
 
 GPU: Final[dict[str, Look]] = {
@@ -90,75 +93,72 @@ GPU: Final[dict[str, Look]] = {
     "reclaiming": _l("act", "reclaim", _("Reclaiming")),
     "draining": _l("act", "drain", _("Draining")),
     "cordoned": _l("hold", "lock", _("Cordoned")),
+    "maintenance": _l("mute", "wrench", _("Maintenance")),
     "split": _l("mute", "split", _("Split")),
     "fault": _l("bad", "fault", _("Fault")),
     "lost": _l("bad", "fault", _("Lost")),
-    "no_data": _l("mute", "nodata", _("No data")),
-    "maintenance": _l("mute", "wrench", _("Maintenance")),
     "no_lease": _l("bad", "warn", _("No lease")),
-    "foreign": _l("bad", "warn", _("No lease")),
+    "no_data": _l("mute", "nodata", _("No data")),
     "stranded": _l("mute", "nodata", _("Stranded")),
-    "unchecked": _l("act", "clock", _("Being checked")),
-    "healthy": _l("ok", "check", _("Healthy")),
+    "ok": _l("ok", "check", _("Healthy")),
     "suspect": _l("warn", "warn", _("Suspect")),
-    "degraded": _l("warn", "warn", _("Degraded")),
+    "vanished": _l("bad", "nodata", _("Vanished")),
     "retired": _l("mute", "x", _("Retired")),
 }
 
 NODE: Final[dict[str, Look]] = {
-    "healthy": _l("ok", "check", _("Healthy")),
-    "up": _l("ok", "check", _("Healthy")),
-    "ready": _l("ok", "check", _("Healthy")),
-    "online": _l("ok", "check", _("Healthy")),
-    "degraded": _l("warn", "warn", _("Degraded")),
-    "cordoned": _l("hold", "lock", _("Cordoned")),
-    "draining": _l("act", "drain", _("Draining")),
-    "drained": _l("hold", "lock", _("Drained")),
-    "maintenance": _l("mute", "wrench", _("Maintenance")),
+    "ok": _l("ok", "check", _("Healthy")),
+    "late": _l("warn", "clock", _("Heartbeat late")),
     "suspect": _l("warn", "warn", _("Suspect")),
     "lost": _l("bad", "fault", _("Lost")),
-    "down": _l("bad", "fault", _("Down")),
-    "enrolling": _l("info", "start", _("Enrolling")),
-    "new": _l("info", "plus", pgettext_lazy("node", "New")),
+    "unknown": _l("mute", "nodata", _("Never heard of")),
+    "open": _l("ok", "check", pgettext_lazy("node", "Open")),
+    "cordoned": _l("hold", "lock", _("Cordoned")),
+    "draining": _l("act", "drain", _("Draining")),
+    "maintenance": _l("mute", "wrench", _("Maintenance")),
     "retired": _l("mute", "x", _("Retired")),
-    "no_data": _l("mute", "nodata", _("No data")),
-    "no_agent": _l("mute", "nodata", _("No agent")),
 }
 
 QUOTA: Final[dict[str, Look]] = {
     "within": _l("ok", "check", _("Within guarantee")),
     "borrowing": _l("act", "reclaim", _("Borrowing")),
     "lending": _l("hold", "return", _("Lending")),
-    "over": _l("bad", "warn", _("Over the limit")),
     "full": _l("warn", "warn", _("At the limit")),
+    "over": _l("bad", "warn", _("Over the limit")),
 }
 
 SEVERITY: Final[dict[str, Look]] = {
     "info": _l("info", "info", _("Notice")),
-    "low": _l("info", "info", _("Low")),
     "warning": _l("warn", "warn", _("Warning")),
-    "warn": _l("warn", "warn", _("Warning")),
-    "high": _l("bad", "warn", _("High")),
     "critical": _l("bad", "fault", _("Critical")),
-    "error": _l("bad", "fault", pgettext_lazy("severity", "Error")),
-    "resolved": _l("ok", "check", _("Resolved")),
-    "open": _l("warn", "warn", pgettext_lazy("state", "Open")),
+}
+
+PERSON: Final[dict[str, Look]] = {
+    "active": _l("ok", "check", pgettext_lazy("person", "Active")),
+    "suspended": _l("mute", "lock", _("Suspended")),
+    "valid": _l("ok", "check", _("Valid")),
+    "expired": _l("mute", "clock", _("Expired")),
+    "revoked": _l("mute", "x", _("Revoked")),
+    "sent": _l("ok", "check", _("Sent")),
+    "retrying": _l("warn", "refresh", _("Trying again")),
+    "failed": _l("bad", "fault", _("Failed")),
 }
 
 KINDS: Final[dict[str, dict[str, Look]]] = {
     "": {},
     "request": {},
-    "step": {},
+    "step": STEP,
     "allocation": {},
     "lease": {},
-    "job": {},
-    "user": {},
-    "token": {},
-    "month": {},
+    "member": MEMBER,
+    "end": END,
     "gpu": GPU,
     "node": NODE,
     "quota": QUOTA,
     "severity": SEVERITY,
+    "person": PERSON,
+    "token": PERSON,
+    "delivery": PERSON,
 }
 
 
@@ -167,7 +167,7 @@ def look(state: object, kind: str = "") -> Look:
     node and quota, so that a badge without its kind is still right; a value that nobody knows shows as
     its own words, grey with the no-data icon, never as an error."""
     key = str(getattr(state, "value", state) or "unknown").lower()
-    for table in (KINDS.get(kind, {}), COMMON, GPU, NODE, QUOTA, SEVERITY):
+    for table in (KINDS.get(kind, {}), COMMON, GPU, NODE, QUOTA, SEVERITY, PERSON, END):
         if key in table:
             return table[key]
     return Look("mute", "nodata", key.replace("_", " ").capitalize())

@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 import uvicorn
 from django.conf import settings
+from django.db import connection
 from django.test import Client
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, sync_playwright
 
@@ -59,7 +60,7 @@ class Server:
 
 
 @pytest.fixture(scope="session")
-def _running(django_db_setup: None) -> Iterator[Server]:
+def _running(django_db_setup: None, django_db_blocker: Any) -> Iterator[Server]:
     """uvicorn in a thread on a free port; its requests use the test database that is set up now."""
     from portal.asgi import application
 
@@ -81,6 +82,12 @@ def _running(django_db_setup: None) -> Iterator[Server]:
     yield Server(f"http://127.0.0.1:{port}")
     uvicorn_server.should_exit = True
     thread.join(10)
+    # Threads of the application may still hold a connection, which would keep the test database from being dropped
+    with django_db_blocker.unblock(), connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
 
 
 @pytest.fixture

@@ -161,3 +161,30 @@ def test_content_security_policy_holds(visit: Callable[..., Page], complaints: C
       return window.injected ?? null;
     }"""
     assert page.evaluate(inject) is None
+
+
+@pytest.mark.parametrize(
+    ("role", "shown", "hidden"),
+    [
+        ("researcher", ["/leases/"], ["/operations/", "/prices/"]),
+        ("lead", ["/leases/"], ["/operations/", "/finance/"]),
+        ("pool_admin", ["/operations/", "/nodes/"], ["/finance/"]),
+        ("finance", ["/finance/", "/months/", "/prices/", "/ledger/"], ["/operations/", "/nodes/"]),
+        ("auditor", ["/nodes/", "/months/", "/ledger/"], ["/operations/", "/finance/"]),
+    ],
+)
+def test_navigation_follows_the_role(
+    visit: Callable[..., Page],
+    person: Callable[..., Any],
+    axe: Callable[..., None],
+    shot: Callable[..., Path],
+    role: str,
+    shown: list[str],
+    hidden: list[str],
+) -> None:
+    page = visit("/help/", user=person(role, name="Lin Yue"))
+    hrefs = [link.get_attribute("href") for link in page.locator("#nav a.nav__item").all()]
+    assert not [path for path in shown if path not in hrefs]
+    assert not [path for path in hidden if path in hrefs]
+    axe(page)
+    shot(page, f"nav-{role}", full=False)
