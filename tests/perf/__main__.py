@@ -1,9 +1,9 @@
 """`python -m tests.perf NAME`: run one measurement and print its JSON line last.
 
 A measurement is a module `tests/perf/NAME.py` with `run() -> dict`, which gives `sizes` (what was measured),
-`figures` (numbers with their unit in the name) and `aims` (name of a figure → the limit it should stay
-under). It starts what it needs by itself. A missed aim is shown, never an error: the exit code is 0 whenever
-the measurement was taken.
+`figures` (numbers with their unit in the name) and `aims` (name of a figure → `["<" or ">=", limit]`). It starts
+what it needs by itself. A missed aim is shown, never an error: the exit code is 0 whenever the measurement was
+taken.
 """
 
 from __future__ import annotations
@@ -25,13 +25,11 @@ def names() -> list[str]:
 
 
 def report(name: str, answer: dict[str, Any]) -> str:
-    """The JSON line of a measurement, its aims marked as met or missed."""
-    figures = answer.get("figures", {})
-    aims = {
-        key: {"below": limit, "met": key in figures and figures[key] < limit}
-        for key, limit in answer.get("aims", {}).items()
-    }
-    return json.dumps({"name": name, "sizes": answer.get("sizes", {}), "figures": figures, "aims": aims})
+    """The JSON line of a measurement: an aim is `["<" or ">=", limit]` (a bare number means "<")."""
+    aims = {key: aim if isinstance(aim, list) else ["<", aim] for key, aim in answer.get("aims", {}).items()}
+    return json.dumps(
+        {"name": name, "sizes": answer.get("sizes", {}), "figures": answer.get("figures", {}), "aims": aims}
+    )
 
 
 def main() -> int:
