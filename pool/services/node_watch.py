@@ -39,7 +39,7 @@ def nodes_sweep() -> dict[str, int]:
     """Judge every node by its last sign of life, then fence what was lost for long. Returns counts."""
     at = now()
     done = {"changed": 0, "lost": 0, "fenced": 0}
-    silent = Node.objects.filter(last_heartbeat_at__lt=at - STEPS[-1][0]).exclude(
+    silent = Node.objects.filter(last_heartbeat_at__lte=at - STEPS[-1][0]).exclude(
         health__in=[H.LOST, H.UNKNOWN]
     )
     for node in silent.order_by("id"):

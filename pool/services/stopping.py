@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy as _
 from pool.executors.base import ExecutorFailure, executor_for
 from pool.locks import allocation_lock
 from pool.models import Allocation, AllocationEvent, AllocationMember, ReclaimCase
-from pool.transitions import LIVE, MEMBER_GONE, take
+from pool.transitions import LIVE, take
 from portal.kernel.clock import now
 from portal.kernel.errors import Conflict
 from portal.kernel.models import advance
@@ -105,7 +105,8 @@ def stop(
         )
         if begun:
             for member in allocation.members.select_related("node__cluster").order_by("number"):
-                if member.state not in MEMBER_GONE:
+                # A lost node gets the order when it is back: what still runs there must not go on.
+                if member.state not in (AllocationMember.State.EXITED, AllocationMember.State.FREE):
                     order_stop_after_commit(member, grace_s=grace)
         else:
             never_begun(allocation, at)

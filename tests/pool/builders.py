@@ -1,4 +1,6 @@
-"""Builders of a pool in the database for tests: nodes that an agent is heard from, queued requests, drive-through."""
+"""Builders of a pool in the database for tests: nodes that an agent is heard from, queued requests,
+drive-through.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def queued(
     shape = values.get("shape", "whole")
     nodes = values.get("nodes", 1)
     if shape == "fraction" and what is not None:
-        charge = fraction_charge(values.get("fraction_milli") or 0, values.get("fraction_mib") or 0, what.memory_mib)
+        charge = fraction_charge(
+            values.get("fraction_milli") or 0, values.get("fraction_mib") or 0, what.memory_mib
+        )
     else:
         charge = 0 if shape in ("cpu", "mig") else whole_charge(gpus * nodes)
     return CapacityRequest.objects.create(
@@ -92,7 +96,9 @@ def report_running(allocation: Allocation) -> None:
         member_running(member=member, at=now(), pid=1000 + member.number, account="lin")
 
 
-def report_ended(allocation: Allocation, exit_code: int = 0, error: dict[str, Any] | None = None, **values: Any) -> None:
+def report_ended(
+    allocation: Allocation, exit_code: int = 0, error: dict[str, Any] | None = None, **values: Any
+) -> None:
     for member in allocation.members.select_related("node", "allocation").order_by("number"):
         member_ended(
             member=member, at=now(), exit_code=exit_code, signal=None, error=error,

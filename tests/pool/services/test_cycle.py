@@ -58,7 +58,12 @@ def test_a_request_becomes_an_allocation_with_everything_written_once(team, h800
     assert (allocation.state, allocation.charge_milli, allocation.quota_debited) == ("starting", 2000, True)
     assert allocation.expires_at == T + timedelta(hours=1)
     member = allocation.members.get()
-    assert (member.node_id, member.number, member.cpu_milli, member.memory_mib) == (node.pk, 0, 16000, 128_000)
+    assert (member.node_id, member.number, member.cpu_milli, member.memory_mib) == (
+        node.pk,
+        0,
+        16000,
+        128_000,
+    )
     assert spans(allocation) == [(0, 0, 1000), (1, 0, 1000)]
     assert [lease.charge for lease in allocation.leases.all()] == [1000, 1000]
     assert set(UsageSpan.objects.values_list("key", "charge_milli", "node_name", "site_code")) == {
@@ -105,12 +110,17 @@ def test_blocked_gang_gets_a_range_and_a_short_one_passes(team, h800):
     schedule_cycle()
     assert Allocation.objects.get().request_id == first.pk
     gang = pool.queued(team, h800, 6, queued_at=T + timedelta(seconds=1))
-    long_one = pool.queued(team, h800, 5, duration_s=7201, queued_at=T + timedelta(seconds=2), interruptible=True)
+    long_one = pool.queued(
+        team, h800, 5, duration_s=7201, queued_at=T + timedelta(seconds=2), interruptible=True
+    )
     schedule_cycle()
     entry = QueueEntry.objects.get(request=gang)
     assert entry.reason == "no_node_fits"
     assert (entry.figures["need_per_node"], entry.figures["best_free_on_one_node"]) == (6, 5)
-    assert entry.figures["nodes"] == [{"node": "n-a", "free": 5, "of": 8}, {"node": "n-b", "free": 2, "of": 2}]
+    assert entry.figures["nodes"] == [
+        {"node": "n-a", "free": 5, "of": 8},
+        {"node": "n-b", "free": 2, "of": 2},
+    ]
     assert entry.start_from == T + timedelta(hours=2)
     assert entry.start_to == T + timedelta(hours=2, minutes=30)
     assert entry.basis == "lease_ends"
