@@ -110,10 +110,10 @@ class Job:
             return self.shim.poll() is None
         return bool(self.run and procs.alive(self.run.get("shim_pid"), self.run.get("shim_ticks")))
 
-    def give_up(self, state: str, code: str, detail: str, retryable: bool) -> None:
-        """Write the end that the shim could not write."""
-        record = {"state": state, "ended_at": utc_now(), "exit_code": None, "signal": None}
-        record["error"] = {"code": code, "detail": detail, "retryable": retryable}
+    def give_up(self, state: str, code: str | None, detail: str, retryable: bool) -> None:
+        """Write the end that the shim could not write; without a code it is no error."""
+        record: dict[str, Any] = {"state": state, "ended_at": utc_now(), "exit_code": None, "signal": None}
+        record["error"] = {"code": code, "detail": detail, "retryable": retryable} if code else None
         files.write_json(self.path("exit.json"), record)
         self.exit = record
 
@@ -274,18 +274,19 @@ class Jobs:
                 if isinstance(refusal, StartRefused)
                 else {"code": refusal.code, "detail": refusal.detail, "retryable": False}
             )
-            self._tell_refused(allocation, member, error)
+            self.refuse(allocation, member, error)
             return None
         except OSError as problem:
             error = {"code": "node_storage", "detail": str(problem), "retryable": True}
-            self._tell_refused(allocation, member, error)
+            self.refuse(allocation, member, error)
             return None
         self.jobs[(allocation, member)] = job
         job.report()
         job.spawn()
         return job
 
-    def _tell_refused(self, allocation: str, member: int, error: dict[str, Any]) -> None:
+    def refuse(self, allocation: str, member: int, error: dict[str, Any]) -> None:
+        """Report that a member was not started here and why."""
         message = {"t": "job", "allocation": allocation, "member": member, "state": "failed_start"}
         message.update(
             pid=None, started_at=None, ended_at=utc_now(), exit_code=None, signal=None, error=error
@@ -355,7 +356,7 @@ class Jobs:
         meta = {"allocation": allocation, "member": member, "boot_id": boot_id(), "at": utc_now()}
         files.write_json(os.path.join(folder, "meta.json"), meta)
         job = Job(folder, self.outbox, self.log_limit)
-        job.give_up("exited", "not_here", "no such job on this node", False)
+        job.give_up("exited", None, "", False)
         job.report()
         self.jobs[(allocation, member)] = job
 

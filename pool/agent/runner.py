@@ -112,7 +112,7 @@ class Agent:
             self.jobs.account_map = dict(message.get("accounts") or {})
             self._wake.set()
         elif kind == "start":
-            self.jobs.start(str(message["allocation"]), int(message["member"]), message.get("spec") or {})
+            await self._start(str(message["allocation"]), int(message["member"]), message.get("spec") or {})
         elif kind == "stop":
             grace = message.get("grace_s")
             self.jobs.stop(
@@ -128,6 +128,20 @@ class Agent:
             self.refusal = {"code": message.get("code"), "detail": message.get("detail")}
         if kind in ("start", "stop", "check_free") and message.get("command"):
             await self.send({"t": "command_ack", "command": message["command"]})
+
+    async def _start(self, allocation: str, member: int, spec: dict[str, Any]) -> None:
+        """Look once more at the cards, then start; a card that is not free is told and nothing is started."""
+        devices = list(spec.get("mig_uuids") or spec.get("gpu_uuids") or [])
+        if devices and (allocation, member) not in self.jobs.jobs:
+            answer = await self.collector.ask("sample")
+            found = self.telemetry.check_free(devices, answer, allocation)
+            busy = {uuid: item for uuid, item in found.items() if not item["free"]}
+            if busy:
+                detail = ", ".join(f"{uuid}: {item['reason']}" for uuid, item in busy.items())
+                error = {"code": "gpu_not_free", "detail": detail, "retryable": True, "gpus": busy}
+                self.jobs.refuse(allocation, member, error)
+                return
+        self.jobs.start(allocation, member, spec)
 
     async def _check_free(self, allocation: str, member: int, uuids: list[str]) -> None:
         answer = await self.collector.ask("sample") if uuids else {"ok": True, "rows": []}
@@ -246,7 +260,11 @@ class Agent:
                 self.outbox.put({"t": "samples", "rows": [], "host": self.load.read()})
             for item in self.telemetry.xid_events(self.kernel_log.read()):
                 self.outbox.put(item)
-            await self._sleep(max(0.05, self.sample_s - (time.monotonic() - began)))
+            while not self._done.is_set():
+                left = began + self.sample_s - time.monotonic()  # the welcome may shorten it meanwhile
+                if left <= 0:
+                    break
+                await self._sleep(min(left, 1.0))
 
     async def _take_inventory(self) -> None:
         answer = await self.collector.ask("inventory")

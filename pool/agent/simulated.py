@@ -161,7 +161,7 @@ class SimulatedNode:
             ended.update(
                 state="exited", pid=None, started_at=None, ended_at=utc_now(), exit_code=None, signal=None
             )
-            ended["error"] = {"code": "not_here", "detail": "no such job on this node", "retryable": False}
+            ended["error"] = None
             self.put(dict(ended, t="job"))
         elif job["state"] == "exited":
             self.tell_job(job)

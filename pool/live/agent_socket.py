@@ -46,6 +46,8 @@ class AgentConsumer(AsyncWebsocketConsumer):
         super().__init__()
         self.on_samples = on_samples
         self.node_id: int | None = None
+        self.token_id = 0
+        self.group = ""
         self.greeted = False
         self._sent: dict[str, int] = {}
         self._beats = 0
@@ -59,7 +61,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
             answer = (
                 await database_sync_to_async(token_check)(token.strip())
                 if scheme.lower() == "bearer"
-                else TokenAnswer(None, "", "token_missing")
+                else TokenAnswer(None, 0, "token_missing")
             )
         except (DatabaseError, InterfaceError):
             await self.close(CLOSE_AGAIN)
@@ -68,7 +70,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
             closing = CLOSE_FORBIDDEN if answer.code == "token_revoked" else CLOSE_UNAUTHENTICATED
             await self.refuse(answer.code, "Enrol this node again with a new code.", closing)
             return
-        self.node_id = answer.node_id
+        self.node_id, self.token_id = answer.node_id, answer.token_id
 
     async def refuse(self, code: str, detail: str, closing: int) -> None:
         """Say why, then close."""
@@ -83,8 +85,8 @@ class AgentConsumer(AsyncWebsocketConsumer):
 
     async def disconnect(self, code: int) -> None:
         """Leave the node's group."""
-        if self.greeted and self.node_id is not None:
-            await self.channel_layer.group_discard(node_group(self.node_id), self.channel_name)
+        if self.group:
+            await self.channel_layer.group_discard(self.group, self.channel_name)
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
         """Take one message; what cannot be read ends the connection with 4400."""
@@ -102,7 +104,9 @@ class AgentConsumer(AsyncWebsocketConsumer):
             elif not self.greeted:
                 await self.close(CLOSE_PROTOCOL)
             elif kind == "heartbeat":
-                await database_sync_to_async(agent_inbox.agent_heartbeat)(node_id=self.node_id)
+                await database_sync_to_async(agent_inbox.agent_heartbeat)(
+                    node_id=self.node_id, token_id=self.token_id
+                )
                 await self.send_commands(lost_pokes=True)
             elif kind == "command_ack":
                 uid = str(message.get("command") or "")
@@ -123,12 +127,15 @@ class AgentConsumer(AsyncWebsocketConsumer):
     async def hello(self, message: dict[str, Any]) -> None:
         """Synchronise the node with what the agent says, welcome it, and send what waits for it."""
         assert self.node_id is not None
-        welcome = await database_sync_to_async(agent_inbox.agent_hello)(node_id=self.node_id, message=message)
         if not self.greeted:
+            # Into the group first: a poke that comes while the hello is taken must not be lost.
             self.greeted = True
-            group = node_group(self.node_id)
-            await self.channel_layer.group_send(group, {"type": "agent.replaced", "by": self.channel_name})
-            await self.channel_layer.group_add(group, self.channel_name)
+            self.group = node_group(self.node_id)
+            await self.channel_layer.group_add(self.group, self.channel_name)
+            await self.channel_layer.group_send(
+                self.group, {"type": "agent.replaced", "by": self.channel_name}
+            )
+        welcome = await database_sync_to_async(agent_inbox.agent_hello)(node_id=self.node_id, message=message)
         await self.say(welcome)
         await self.send_commands()
 

@@ -18,7 +18,7 @@ class TokenAnswer:
     """`code` is empty for a valid token; else `token_unknown` or `token_revoked`."""
 
     node_id: int | None
-    node_uid: str
+    token_id: int
     code: str
 
 
@@ -31,10 +31,10 @@ def token_check(token: str) -> TokenAnswer:
     """Whose token this is. One look-up by hash, so its time says nothing about the token."""
     found = AgentToken.objects.select_related("node").filter(hash=secret_hash(token)).first()
     if not token or found is None:
-        return TokenAnswer(None, "", "token_unknown")
+        return TokenAnswer(None, 0, "token_unknown")
     retired = found.node.schedulable == Node.Schedulable.RETIRED
     code = "token_revoked" if found.revoked_at is not None or retired else ""
-    return TokenAnswer(found.node_id, str(found.node.uid), code)
+    return TokenAnswer(found.node_id, found.pk, code)
 
 
 def commands_open(node_id: int) -> list[dict[str, Any]]:

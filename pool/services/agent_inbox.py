@@ -9,18 +9,28 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import structlog
 from django.conf import settings
 from django.db import transaction
+from django.db.models import Exists, OuterRef
 from django.utils.dateparse import parse_datetime
 
-from pool.models import AgentCommand, Allocation, AllocationLog, AllocationMember, Gpu, Node
+from pool.locks import allocation_lock
+from pool.models import AgentCommand, AgentToken, Allocation, AllocationLog, AllocationMember, Gpu, Node
 from pool.selectors.agents import HEARTBEAT_SECONDS, sample_seconds
 from pool.services.commands import START, STOP, command_send
-from pool.services.conditions import gpu_foreign_use_set
+from pool.services.conditions import gpu_condition_set, gpu_foreign_use_set
 from pool.services.inventory_report import gpu_returned, gpu_vanished, inventory_sync
-from pool.services.member_reports import member_ended, member_free, member_running, member_starting
+from pool.services.member_reports import (
+    AGENT,
+    NOT_FREE,
+    member_ended,
+    member_free,
+    member_running,
+    member_starting,
+)
 from portal.kernel.clock import now
 from portal.kernel.errors import Refused
 from portal.kernel.models import advance
@@ -32,7 +42,11 @@ log = structlog.get_logger(__name__)
 DURABLE = ("job", "log", "free", "event")
 LOG_LIMIT_BYTES = 8 * 1024 * 1024
 ORPHAN_GRACE_S = 10
+CLEARED_BY_ITSELF = f"{NOT_FREE}_processes"
 FORGOTTEN_AFTER = timedelta(seconds=60)
+WANTED = frozenset(
+    {AllocationMember.State.RESERVED, AllocationMember.State.STARTING, AllocationMember.State.RUNNING}
+)
 
 
 def _time(value: Any, default: datetime | None = None) -> datetime | None:
@@ -44,8 +58,7 @@ def _time(value: Any, default: datetime | None = None) -> datetime | None:
     return found if found is not None and found.tzinfo is not None else default
 
 
-# -- hello and heartbeat
-# ---------------------------------------------------------------------------------------
+# -- hello and heartbeat --------------------------------------------------------------------------------
 
 
 def agent_hello(*, node_id: int, message: dict[str, Any]) -> dict[str, Any]:
@@ -54,7 +67,8 @@ def agent_hello(*, node_id: int, message: dict[str, Any]) -> dict[str, Any]:
     Raises `Refused` (`token_of_another_node`) where the machine is not the one that was enrolled.
     """
     with transaction.atomic():
-        node = Node.objects.select_for_update(of=("self",)).select_related("cluster").get(pk=node_id)
+        # Without the key: other transactions write rows that name this node while they hold allocations.
+        node = _locked(node_id)
         machine = str(message.get("machine_id") or "")[:64]
         foreign = bool(node.machine_id and machine != node.machine_id)
         if not foreign:
@@ -77,6 +91,11 @@ def agent_hello(*, node_id: int, message: dict[str, Any]) -> dict[str, Any]:
         )
         raise Refused(code="token_of_another_node", detail="This token was given to another machine.")
     return welcome
+
+
+def _locked(node_id: int) -> Node:
+    rows = Node.objects.select_for_update(of=("self",), no_key=True).select_related("cluster")
+    return rows.get(pk=node_id)
 
 
 def _hello(node: Node, message: dict[str, Any], machine: str) -> None:
@@ -145,12 +164,18 @@ def node_heard(*, node: Node, at: datetime) -> None:
         incident_resolve(dedupe_key=f"node_lost:{node.uid}", note="The agent is back.")
 
 
-def agent_heartbeat(*, node_id: int) -> None:
-    """A sign of life: one UPDATE unless the node's health changes with it."""
-    if Node.objects.filter(pk=node_id, health=Node.Health.OK).update(last_heartbeat_at=now()):
+def agent_heartbeat(*, node_id: int, token_id: int) -> None:
+    """A sign of life: one UPDATE unless the node's health changes with it.
+
+    Raises `Refused` (`token_revoked`) where the token ended: a connection must not outlive it, poke or no poke.
+    """
+    valid = AgentToken.objects.filter(pk=token_id, node=OuterRef("pk"), revoked_at=None)
+    if Node.objects.filter(Exists(valid), pk=node_id, health=Node.Health.OK).update(last_heartbeat_at=now()):
         return
+    if not AgentToken.objects.filter(pk=token_id, node_id=node_id, revoked_at=None).exists():
+        raise Refused(code="token_revoked", detail="This node's token was revoked.")
     with transaction.atomic():
-        node_heard(node=Node.objects.select_for_update().get(pk=node_id), at=now())
+        node_heard(node=_locked(node_id), at=now())
 
 
 def _jobs_compare(node: Node, jobs: list[dict[str, Any]], at: datetime) -> None:
@@ -163,37 +188,49 @@ def _jobs_compare(node: Node, jobs: list[dict[str, Any]], at: datetime) -> None:
         .select_related("allocation")
     }
     for (uid, number), job in told.items():
-        if job.get("state") in ("starting", "running") and (uid, number) not in members:
-            allocation = Allocation.objects.filter(uid=uid).first()
-            if allocation is not None:
-                command_send(
-                    node=node,
-                    kind=STOP,
-                    allocation=allocation,
-                    member=number,
-                    payload={"grace_s": ORPHAN_GRACE_S, "signal": "SIGTERM"},
-                )
-            log.warning("agent_orphan_job", node=node.name, allocation=uid)
-    for key, member in members.items():
-        if key in told or member.state not in (
-            AllocationMember.State.STARTING,
-            AllocationMember.State.RUNNING,
-        ):
+        member = members.get((uid, number))
+        if job.get("state") not in ("starting", "running") or (member is not None and member.state in WANTED):
             continue
-        taken = AgentCommand.objects.filter(
-            allocation=member.allocation, member=member.number, kind=START, acked_at__lt=at - FORGOTTEN_AFTER
-        ).exists()
-        if taken:
-            error = {
-                "code": "job_forgotten",
-                "detail": "The node no longer knows this job.",
-                "retryable": True,
-            }
-            member_ended(member=member, at=at, exit_code=None, signal=None, error=error, failed_start=False)
+        # Its allocation is over, or was given up while the node was away: it must not go on.
+        allocation = member.allocation if member is not None else Allocation.objects.filter(uid=uid).first()
+        log.warning("agent_orphan_job", node=node.name, allocation=uid)
+        if allocation is not None:
+            command_send(
+                node=node,
+                kind=STOP,
+                allocation=allocation,
+                member=number,
+                payload={"grace_s": ORPHAN_GRACE_S, "signal": "SIGTERM"},
+            )
+    for key, member in members.items():
+        job = told.get(key, {})
+        if job.get("state") in ("starting", "running"):
+            continue
+        if member.state == AllocationMember.State.LOST:
+            # The node is back and nothing runs there any more: the cards can be looked at.
+            _ended(member, at, exit_code=job.get("exit_code"), error=None)
+        elif not job and member.state in WANTED:
+            taken = AgentCommand.objects.filter(
+                allocation=member.allocation,
+                member=member.number,
+                kind=START,
+                acked_at__lt=at - FORGOTTEN_AFTER,
+            ).exists()
+            if taken:
+                detail = "The node no longer knows this job."
+                error = {"code": "job_forgotten", "detail": detail, "retryable": True}
+                _ended(member, at, exit_code=None, error=error)
 
 
-# -- durable messages
-# ------------------------------------------------------------------------------------------
+def _ended(
+    member: AllocationMember, at: datetime, exit_code: int | None, error: dict[str, Any] | None
+) -> None:
+    """An end that is concluded rather than told; the allocation's row is locked first, as everywhere."""
+    allocation_lock(member.allocation_id)
+    member_ended(member=member, at=at, exit_code=exit_code, signal=None, error=error, failed_start=False)
+
+
+# -- durable messages -----------------------------------------------------------------------------------
 
 
 def agent_message(*, node_id: int, message: dict[str, Any]) -> bool:
@@ -212,19 +249,19 @@ def agent_message(*, node_id: int, message: dict[str, Any]) -> bool:
 def _member(node: Node, message: dict[str, Any]) -> AllocationMember | None:
     """The member that a message is about, locked after its allocation; None where it is not this node's."""
     try:
-        allocation = Allocation.objects.select_for_update().filter(uid=str(message["allocation"])).first()
+        uid = UUID(str(message["allocation"]))
+        number = int(message.get("member") or 0)
     except (ValueError, KeyError, TypeError):
-        allocation = None
-    except Exception as error:  # Django's ValidationError for what is no UUID
-        if type(error).__name__ != "ValidationError":
-            raise
-        allocation = None
-    if allocation is None:
+        log.warning("agent_bad_message", node=node.name, kind=message.get("t"))
+        return None
+    found = Allocation.objects.filter(uid=uid).values_list("pk", flat=True).first()
+    if found is None:
         log.warning("agent_unknown_allocation", node=node.name, kind=message.get("t"))
         return None
+    allocation = allocation_lock(found)
     member = (
-        AllocationMember.objects.select_for_update()
-        .filter(allocation=allocation, node=node, number=int(message.get("member") or 0))
+        AllocationMember.objects.select_for_update(no_key=True)
+        .filter(allocation=allocation, node=node, number=number)
         .first()
     )
     if member is None:
@@ -306,6 +343,8 @@ def _event(node: Node, message: dict[str, Any]) -> None:
             process = {name: data.get(name) for name in ("pid", "name", "user", "mem_mib")}
             kept.append(process | {"since": at.isoformat()})
         gpu_foreign_use_set(gpu=gpu, processes=kept[-50:])
+        if not kept and gpu.condition == Gpu.Condition.SUSPECT and gpu.condition_reason == CLEARED_BY_ITSELF:
+            gpu_condition_set(acting_user=AGENT, gpu=gpu, condition=Gpu.Condition.OK)
     outbox_add(
         "pool.agent_event",
         {

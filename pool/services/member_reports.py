@@ -9,20 +9,21 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from django.utils.module_loading import import_string
-
 from pool.models import AllocationEvent, AllocationMember, Gpu
+from pool.services.allocations import allocation_follow_members
+from pool.services.conditions import gpu_condition_set
 from portal.kernel.clock import now
+from portal.ops.actor import system
 
 State = AllocationMember.State
-# The services of allocations; named here because they call executors, which lie above this module.
-FOLLOW = "pool.services.allocations.allocation_follow_members"
+AGENT = system("agent", via="agent")
+NOT_FREE = "gpu_not_free"
 
 
 def _follow(member: AllocationMember, **what: Any) -> None:
     """Let the allocation follow: running when all run, ending when one ended, ended when all were seen
     free."""
-    import_string(FOLLOW)(allocation_id=member.allocation_id, **what)
+    allocation_follow_members(allocation_id=member.allocation_id, **what)
 
 
 def _note(member: AllocationMember, kind: str, **facts: Any) -> None:
@@ -76,7 +77,23 @@ def member_ended(
     if changed:
         kind = "member_start_failed" if failed_start else "member_exited"
         _note(member, kind, exit_code=exit_code, signal=signal, error=error)
+        if error and error.get("code") == NOT_FREE:
+            _cards_not_free(member, error.get("gpus") or {})
         _follow(member, error=error, failed_start=failed_start)
+
+
+def _cards_not_free(member: AllocationMember, found: dict[str, dict[str, Any]]) -> None:
+    """Cards that the last look before the start found taken: nothing more is placed there until that is cleared."""
+    for uuid, item in sorted(found.items()):
+        gpu = Gpu.objects.filter(uuid=uuid, node=member.node, condition=Gpu.Condition.OK).first()
+        if gpu is not None and not item.get("free"):
+            gpu_condition_set(
+                acting_user=AGENT,
+                gpu=gpu,
+                condition=Gpu.Condition.SUSPECT,
+                reason=f"{NOT_FREE}_{item.get('reason') or 'unknown'}"[:64],
+                facts={"procs": item.get("procs") or []},
+            )
 
 
 def member_free(*, member: AllocationMember, at: datetime, found: dict[str, dict[str, Any]]) -> None:

@@ -158,6 +158,23 @@ def test_without_an_account_a_root_agent_refuses_in_words(enrolled: Process, fol
         member.allocation.save()
 
 
+def test_a_card_that_is_taken_when_the_job_comes_is_told_and_nothing_starts(
+    online: Process, nvml: FakeNvml, followed: list[dict]
+) -> None:
+    card = Gpu.objects.get(uuid="GPU-test-0")
+    nvml.set(gpu_0_proc=f"{os.getpid()}:1073741824")
+    member = allocation(Node.objects.get(), "echo never", [card])
+    start(member)
+    wait_for(lambda: state(member) == "exited")
+    assert followed[-1]["error"]["code"] == "gpu_not_free" and followed[-1]["error"]["retryable"]
+    card.refresh_from_db()
+    assert (card.condition, card.condition_reason) == ("suspect", "gpu_not_free_processes")
+    assert output(member) == "" and not list(online.state.glob("jobs/*"))
+    wait_for(lambda: Gpu.objects.get(pk=card.pk).foreign_use)
+    nvml.set(gpu_0_proc=None)
+    wait_for(lambda: Gpu.objects.get(pk=card.pk).condition == "ok")
+
+
 def test_cards_are_seen_free_only_without_processes_and_memory(
     online: Process, nvml: FakeNvml, followed: list[dict]
 ) -> None:
