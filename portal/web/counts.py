@@ -7,6 +7,7 @@ from collections.abc import Callable
 from django.http import HttpRequest
 
 from portal.notify.models import Notification
+from quotas.selectors.approvals import waiting_for
 
 
 def unread(request: HttpRequest) -> int:
@@ -14,7 +15,12 @@ def unread(request: HttpRequest) -> int:
     return Notification.objects.filter(user_id=request.user.pk, read_at=None).count()
 
 
-COUNTS: dict[str, Callable[[HttpRequest], int]] = {}
+def to_decide(request: HttpRequest) -> int:
+    """Approval steps that wait for this person."""
+    return waiting_for(int(request.user.pk), request.policy)  # type: ignore[attr-defined]
+
+
+COUNTS: dict[str, Callable[[HttpRequest], int]] = {"quotas:approvals": to_decide}
 
 
 def of(request: HttpRequest, *names: str) -> int:
