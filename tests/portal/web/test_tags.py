@@ -66,9 +66,10 @@ def test_missing_is_never_zero() -> None:
 def test_hostile_text_is_escaped_everywhere() -> None:
     bad = "<script>alert(1)</script>"
     source = (
-        "{% badge bad %}{% na bad %}{% card title=bad sub=bad foot=bad %}x{% endcard %}{% blank 'empty' title=bad text=bad %}"
-        "{% quota bad 1000 2000 3000 %}{% meter 3 label=bad %}{% stat bad bad bad %}{% copyable bad %}{% chip bad 'q' %}"
-        "{% steps steps %}{% effects rows %}{% chart 'c' figure label=bad %}{% dialog id='d' title=bad %}x{% enddialog %}"
+        "{% badge bad %}{% na bad %}{% card title=bad sub=bad foot=bad %}x{% endcard %}"
+        "{% blank 'empty' title=bad text=bad %}{% quota bad 1000 2000 3000 %}{% meter 3 label=bad %}"
+        "{% stat bad bad bad %}{% copyable bad %}{% chip bad 'q' %}{% steps steps %}{% effects rows %}"
+        "{% chart 'c' figure label=bad %}{% dialog id='d' title=bad %}x{% enddialog %}"
     )
     html = draw(
         source,
