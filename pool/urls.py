@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from pool.web import views_leases, views_nodes
+from pool.web import agent_views, views_leases, views_nodes
 
 app_name = "pool"
 urlpatterns = [
@@ -24,3 +24,4 @@ urlpatterns = [
     path("pool/progress/<uuid:uid>/", views_leases.request_progress, name="request-progress"),
     path("pool/fit/", views_leases.fit, name="fit"),
 ]
+urlpatterns += agent_views.urlpatterns
