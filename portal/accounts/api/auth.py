@@ -34,7 +34,9 @@ class TokenAuthentication(BaseAuthentication):
             .first()
         )
         if token is None:
-            raise exceptions.AuthenticationFailed(_("This token is not valid, or no longer."), code="token_invalid")
+            raise exceptions.AuthenticationFailed(
+                _("This token is not valid, or no longer."), code="token_invalid"
+            )
         if token.last_used_at is None or moment - token.last_used_at > timedelta(minutes=1):
             ApiToken.objects.filter(pk=token.pk).update(last_used_at=moment)
         user = token.user

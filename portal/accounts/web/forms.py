@@ -34,11 +34,15 @@ def take_errors(form: forms.BaseForm, error: DomainError) -> None:
 @cache
 def zone_choices() -> tuple[tuple[str, str], ...]:
     """Zones of places, by name (the historical aliases are left out)."""
-    kept = sorted(z for z in zoneinfo.available_timezones() if "/" in z and not z.startswith(("Etc/", "SystemV/")))
+    kept = sorted(
+        z for z in zoneinfo.available_timezones() if "/" in z and not z.startswith(("Etc/", "SystemV/"))
+    )
     return tuple((z, z.replace("_", " ")) for z in ["UTC", *kept])
 
 
-def department_choices(tree: DepartmentTree, empty: Any, only: set[int] | None = None) -> list[tuple[str, Any]]:
+def department_choices(
+    tree: DepartmentTree, empty: Any, only: set[int] | None = None
+) -> list[tuple[str, Any]]:
     """Open departments of the tree for a select, indented by depth; values are uids."""
     rows: list[tuple[str, Any]] = [("", empty)] if empty is not None else []
     for depth, row in tree.ordered():
@@ -115,7 +119,9 @@ class PersonForm(forms.Form):
         label=_("User name"),
         max_length=64,
         help_text=_("For signing in; it never changes. Small letters, digits, dot, dash."),
-        widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "none", "spellcheck": "false"}),
+        widget=forms.TextInput(
+            attrs={"autocomplete": "off", "autocapitalize": "none", "spellcheck": "false"}
+        ),
     )
     display_name = forms.CharField(label=_("Name"), max_length=120)
     email = forms.CharField(label=_("Mail"), max_length=254, required=False)
@@ -140,10 +146,16 @@ class RoleForm(forms.Form):
 
     role = forms.ChoiceField(label=_("Role"), choices=Role.choices)
     department = DepartmentField(
-        label=_("Bound to"), required=False, empty=_("The whole installation"), help_text=_("It holds for all below.")
+        label=_("Bound to"),
+        required=False,
+        empty=_("The whole installation"),
+        help_text=_("It holds for all below."),
     )
     valid_from = forms.DateField(
-        label=_("From"), required=False, widget=forms.DateInput(attrs={"type": "date"}), help_text=_("Empty: now.")
+        label=_("From"),
+        required=False,
+        widget=forms.DateInput(attrs={"type": "date"}),
+        help_text=_("Empty: now."),
     )
     valid_to = forms.DateField(
         label=_("Last day"),
@@ -225,7 +237,9 @@ SCOPE_LABELS = {
 class TokenForm(forms.Form):
     """A new token."""
 
-    name = forms.CharField(label=_("Name"), max_length=80, help_text=_("Where it is used, like laptop or ci-eval."))
+    name = forms.CharField(
+        label=_("Name"), max_length=80, help_text=_("Where it is used, like laptop or ci-eval.")
+    )
     scopes = forms.MultipleChoiceField(
         label=_("May"),
         choices=[(s, SCOPE_LABELS[s]) for s in SCOPES],

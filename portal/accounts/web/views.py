@@ -56,7 +56,12 @@ def locked_out(request: HttpRequest, *_rest: Any) -> HttpResponse:
     seconds = int(pause.total_seconds()) if pause is not None else 900
     if request.path_info.startswith("/api/"):
         response: HttpResponse = JsonResponse(
-            {"type": "urn:gpupool:error:locked_out", "title": "locked out", "status": 429, "code": "locked_out"},
+            {
+                "type": "urn:gpupool:error:locked_out",
+                "title": "locked out",
+                "status": 429,
+                "code": "locked_out",
+            },
             status=429,
             content_type="application/problem+json",
         )
@@ -100,7 +105,11 @@ def change_password(request: HttpRequest) -> HttpResponse:
 def profile(request: HttpRequest) -> HttpResponse:
     """``/accounts/profile/``: own language, zone and theme; what the installation knows about oneself."""
     user: User = request.user  # type: ignore[assignment]
-    start = {"language": user.language, "time_zone": user.time_zone, "theme": request.COOKIES.get(THEME_COOKIE, user.theme)}
+    start = {
+        "language": user.language,
+        "time_zone": user.time_zone,
+        "theme": request.COOKIES.get(THEME_COOKIE, user.theme),
+    }
     form = PreferencesForm(request.POST or None, initial=start)
     if request.method == "POST" and form.is_valid():
         try:

@@ -38,7 +38,9 @@ class IdempotentWrites:
         if not key or request.method not in WRITES:
             return
         if len(key) > 128:
-            raise Invalid(code="idempotency_key_too_long", detail=_("Idempotency-Key takes up to 128 characters."))
+            raise Invalid(
+                code="idempotency_key_too_long", detail=_("Idempotency-Key takes up to 128 characters.")
+            )
         route = f"{request.method} {request.path}"[:300]
         body = hashlib.sha256(json.dumps(request.data, sort_keys=True, default=str).encode()).hexdigest()
         try:

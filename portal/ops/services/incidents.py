@@ -44,7 +44,9 @@ def incident_open(
                         opened_at=now(),
                         last_seen_at=now(),
                     )
-                    outbox_add("ops.incident_opened", {"incident": str(made.uid), "kind": kind}, key=dedupe_key[:100])
+                    outbox_add(
+                        "ops.incident_opened", {"incident": str(made.uid), "kind": kind}, key=dedupe_key[:100]
+                    )
                     return made
             except IntegrityError:
                 found = (
@@ -70,6 +72,23 @@ def incident_note(
     IncidentEntry.objects.create(
         incident=incident, at=now(), kind=kind, actor_name=actor.name, text=text, facts=facts or {}
     )
+
+
+def incident_acknowledge(*, acting_user: Actor, incident: Incident) -> Incident:
+    """Somebody takes it: open → acknowledged. The caller has checked the person's role."""
+    with transaction.atomic():
+        if not advance(Incident.objects.filter(pk=incident.pk, state="open"), state="acknowledged"):
+            raise Conflict(code="incident_taken", detail=_("This incident is taken or closed already."))
+        incident.refresh_from_db()
+        incident_note(incident=incident, kind="acknowledged", actor=acting_user)
+        audit_record(
+            acting_user=acting_user,
+            action="incident.acknowledged",
+            subject=incident,
+            before={"state": "open"},
+            after={"state": "acknowledged"},
+        )
+        return incident
 
 
 def incident_close(*, acting_user: Actor, incident: Incident, note: str) -> Incident:
