@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -30,6 +31,9 @@ ROUNDS = 3
 """A refused placement frees what the plan counted on: so many further looks at most in one cycle."""
 
 
+_planning: ContextVar[bool] = ContextVar("pool_planning", default=False)
+
+
 @dataclass(frozen=True, slots=True)
 class CycleResult:
     """``ran`` False: another planner is at work. ``placed`` are the ids of new allocations."""
@@ -42,10 +46,15 @@ class CycleResult:
 
 def schedule_cycle(*, cause: str = "beat") -> CycleResult:
     """Decide once and carry it out. Must not run inside a transaction: each placement commits by itself."""
-    with try_advisory_lock(PLANNER) as got:
-        if not got:
-            return CycleResult(False)
-        return _run(cause)
+    if _planning.get():
+        # The database lock is the session's: it would let the same session in again.
+        return CycleResult(False)
+    token = _planning.set(True)
+    try:
+        with try_advisory_lock(PLANNER) as got:
+            return _run(cause) if got else CycleResult(False)
+    finally:
+        _planning.reset(token)
 
 
 def _run(cause: str) -> CycleResult:

@@ -82,10 +82,16 @@ def _write(
         )
     nodes = Node.objects.in_bulk([member.node_id for member in place.members])
     names = [nodes[member.node_id].name for member in place.members if member.node_id in nodes]
-    request_allocated(
+    fresh = request_allocated(
         request_id=request.pk,
         facts={"nodes": names, "charge_milli": place.charge_milli, "borrowed_milli": place.borrowed_milli},
-    ) or _already(request)
+    )
+    if not fresh:
+        raise Conflict(
+            code="already_allocated",
+            detail=_("Somebody else placed it meanwhile."),
+            extra={"request": str(request.uid)},
+        )
     at = now()
     request.refresh_from_db()
     gpus = gpus_lock(take.gpu_id for member in place.members for take in member.takes)
@@ -138,14 +144,6 @@ def _write(
         key=allocation.ref,
     )
     return allocation
-
-
-def _already(request: CapacityRequest) -> None:
-    raise Conflict(
-        code="already_allocated",
-        detail=_("Somebody else placed it meanwhile."),
-        extra={"request": str(request.uid)},
-    )
 
 
 def _judge_again(place: Place, gpus: dict[int, Gpu], nodes: dict[int, Node], flavour_id: int | None) -> None:

@@ -162,7 +162,7 @@ def test_start_task_delivered_to_many_workers_orders_once():
     AgentCommand.objects.all().delete()
     results = at_once(6, lambda i: allocation_start(allocation_id=pk))
     assert AgentCommand.objects.filter(kind="start").count() == 1
-    assert all(isinstance(one, bool) or isinstance(one, IntegrityError) for one in results)
+    assert all(isinstance(one, bool | IntegrityError) for one in results)
 
 
 def test_expiry_in_many_workers_stops_once():

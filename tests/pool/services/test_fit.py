@@ -1,0 +1,83 @@
+"""The what-if beside the form: place, quota, line, in one answer, with nothing written."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from pool.models import Allocation, QueueEntry
+from pool.selectors.fit import fit_check
+from pool.services.cycle import schedule_cycle
+from portal.kernel.clock import set_clock
+from quotas.models import CapacityRequest
+from tests.pool import builders as pool
+from tests.quotas import build
+
+pytestmark = pytest.mark.django_db(transaction=True)
+T = datetime(2026, 6, 16, 6, 0, tzinfo=UTC)
+
+
+@pytest.fixture(autouse=True)
+def clock():
+    with set_clock(T):
+        yield
+
+
+@pytest.fixture
+def team():
+    return build.department("vg")
+
+
+@pytest.fixture
+def h800(team):
+    made = build.flavour("h800", installed=None)
+    pool.node(made, name="n-a")
+    build.limits(team, made, 8, hard_cap=8)
+    return made
+
+
+def wish(team, what, gpus, **values):
+    return CapacityRequest(
+        department=team, flavour=what, gpus_per_node=gpus, requester_id=1, duration_s=3600, **values
+    )
+
+
+def test_it_would_start_now(team, h800):
+    found = fit_check(wish(team, h800, 4), max_age_s=0)
+    assert (found.free_now, found.starts_now, found.reason, found.nodes) == (True, True, "", ("n-a",))
+    assert (found.flavour, found.charge_milli) == ("h800", {"h800": 4000})
+    assert (Allocation.objects.count(), CapacityRequest.objects.count(), QueueEntry.objects.count()) == (
+        0,
+        0,
+        0,
+    )
+
+
+def test_the_level_that_blocks_is_named(team, h800):
+    found = fit_check(wish(team, h800, 9), max_age_s=0)
+    assert (found.free_now, found.starts_now, found.reason) == (False, False, "quota_blocked")
+    assert (found.figures["level"], found.figures["limit"], found.figures["requested"]) == ("Vg", 8000, 9000)
+
+
+def test_no_place_gives_the_range(team, h800):
+    pool.queued(team, h800, 3, duration_s=7200)
+    schedule_cycle()
+    build.limits(team, h800, 16)
+    found = fit_check(wish(team, h800, 6), max_age_s=0)
+    assert (found.free_now, found.reason, found.position, found.of) == (False, "no_node_fits", 1, 1)
+    assert (found.start_from, found.start_to) == (T + timedelta(hours=2), T + timedelta(hours=2, minutes=30))
+
+
+def test_a_request_in_line_is_judged_at_its_own_place(team, h800):
+    pool.queued(team, h800, 8)
+    schedule_cycle()
+    build.limits(team, h800, 16)
+    mine = pool.queued(team, h800, 2)
+    found = fit_check(mine, max_age_s=0)
+    assert (found.reason, found.position, found.of) == ("waiting_for_release", 1, 1)
+
+
+def test_without_the_line_only_place_and_quota_count(team, h800):
+    found = fit_check(wish(team, h800, 8), in_line=False, max_age_s=0)
+    assert (found.free_now, found.position) == (True, None)
