@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from channels.auth import AuthMiddlewareStack
+from channels.generic.websocket import AsyncWebsocketConsumer
 from channels.routing import URLRouter
 from channels.security.websocket import AllowedHostsOriginValidator
-from django.urls import path
+from django.urls import re_path
 
 from monitoring.live.ingest_sink import samples_sink
 from monitoring.live.routing import websocket_urlpatterns
 from pool.live.agent_socket import AgentConsumer
 
-_browser = AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(websocket_urlpatterns)))
 
-websocket_application = URLRouter(
-    [
-        path("agent/ws/", AgentConsumer.as_asgi(on_samples=samples_sink)),
-        path("", _browser),
-        path("<path:rest>", _browser),
-    ]
-)
+class NoSuchSocket(AsyncWebsocketConsumer):
+    """Refuses an address that no room serves, instead of failing on it."""
+
+    async def connect(self) -> None:
+        """Close with our code for "not found"."""
+        await self.close(code=4404)
+
+
+_routes = [*websocket_urlpatterns, re_path(r"", NoSuchSocket.as_asgi())]
+_browser = AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(_routes)))
+_agent = AgentConsumer.as_asgi(on_samples=samples_sink)
+
+
+async def websocket_application(scope: Any, receive: Any, send: Any) -> None:
+    """Agents come without a browser's origin and session, so their socket stands beside the browsers' stack."""
+    path = scope["path"].removeprefix(scope.get("root_path", "").rstrip("/"))
+    await (_agent if path == "/agent/ws/" else _browser)(scope, receive, send)
