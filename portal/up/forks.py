@@ -94,6 +94,7 @@ class Forks:
             "arguments": arguments,
             "log": str(log),
             "death_signal": death_signal,
+            "closed": [] if role == "web" else list(self.inherited),
         }
         self._control.setblocking(True)
         self._control.settimeout(10)

@@ -1,6 +1,7 @@
 """What the forked children do, one function a role. Only here does this package touch Django, and only when
 called."""
 
+import logging
 import os
 import random
 import signal
@@ -73,6 +74,9 @@ def worker(arguments: list[Any], report: Report) -> int:
         report(ready=True)
 
     worker_ready.connect(tell, weak=False)
+    # Two lines for each of a dozen tasks every few seconds would hide what matters; failures are still told.
+    for chatty in ("celery.worker.strategy", "celery.app.trace"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     app.worker_main(
         [
             "worker",

@@ -60,6 +60,8 @@ def _child(control: socket.socket, request: dict[str, Any]) -> int:
     os.dup2(log, 2)
     os.close(log)
     _name_process(f"gpupool-{request['role']}")
+    for descriptor in request["closed"]:  # the pages' socket is the web server's alone
+        os.close(descriptor)
 
     def report(**fields: Any) -> None:
         control.send(json.dumps({"report": request["spawn"], **fields}).encode())

@@ -89,13 +89,28 @@ def test_database_is_not_run_by_root_and_the_site_is_no_superuser(live: Installa
     assert live.psql("SELECT rolsuper FROM pg_roles WHERE rolname = 'gpupool'") == "f"
 
 
+def test_agent_of_this_machine_enrols_and_its_jobs_inherit_no_secret(live: Installation) -> None:
+    live.wait_running("agent")
+    wait_for(
+        lambda: "connected" in (live.home / "log" / "agent.log").read_text(), say="the agent's connection"
+    )
+    assert live.psql("SELECT count(*) FROM pool_agenttoken WHERE revoked_at IS NULL") == "1"
+    assert not (live.home / "agent" / "enrolment-code").exists()
+    pid = live.pid("agent")
+    assert pid is not None
+    environment = psutil.Process(pid).environ()
+    assert not [
+        name for name in environment if name.startswith(("DATABASE", "REDIS", "GPUPOOL_SECRET", "DJANGO"))
+    ]
+
+
 def test_second_instance_on_the_folder_is_refused(live: Installation) -> None:
     line = _one_line(_up("--data", str(live.folder), "--port", "0"))
     assert "another installation is running" in line
     assert live.get("/healthz")[0] == 200
 
 
-@pytest.mark.parametrize("name", ["web", "worker", "beat", "valkey", "postgres", "fork"])
+@pytest.mark.parametrize("name", ["web", "worker", "beat", "agent", "valkey", "postgres", "fork"])
 def test_killed_child_comes_back_and_nothing_is_lost(live: Installation, name: str) -> None:
     live.psql("CREATE TABLE IF NOT EXISTS kept (name text); INSERT INTO kept VALUES ('before')")
     before = int(live.psql("SELECT count(*) FROM kept"))

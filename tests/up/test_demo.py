@@ -1,0 +1,61 @@
+"""`manage.py up --demo` beside an installation of one's own, and its removal."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.up.installation import ROOT, clean_environment, open_folder, running, wait_for
+
+pytestmark = [pytest.mark.up, pytest.mark.serial]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with open_folder() as made:
+        yield made / "data"
+
+
+def _remove(folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "manage.py", "demo_remove", "--data", str(folder)],
+        cwd=ROOT,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_demo_lives_apart_and_goes_without_trace(folder: Path) -> None:
+    with running(folder) as own:
+        own.wait_page()
+        own.psql("CREATE TABLE kept (name text); INSERT INTO kept VALUES ('kept')")
+    with running(folder, "--demo") as demo:
+        demo.wait_page()
+        wait_for(lambda: "Sign-ins of the demo" in demo.said, say="the sign-ins")
+        for role in ("researcher", "department lead", "pool administrator", "finance", "auditor"):
+            assert re.search(rf"^  [a-z.]+ +\S+ +{role}$", demo.said, re.MULTILINE), role
+        demo.wait_running("demo fleet")
+        assert int(demo.psql("SELECT count(*) FROM pool_node")) >= 10
+        assert demo.psql("SELECT to_regclass('kept') IS NULL") == "t"
+        wait_for(
+            lambda: int(demo.psql("SELECT count(*) FROM pool_node WHERE last_heartbeat_at IS NOT NULL")) >= 10,
+            say="the simulated nodes' first words",
+        )
+        refused = _remove(folder)
+        assert refused.returncode != 0 and "running" in refused.stderr
+    answer = _remove(folder)
+    assert answer.returncode == 0, answer.stderr
+    assert not (folder / "demo").exists()
+    assert "no demo" in _remove(folder).stdout
+    with running(folder) as own:
+        own.wait_page()
+        assert own.psql("SELECT name FROM kept") == "kept"
+        assert own.psql("SELECT count(*) FROM pg_database WHERE datname = 'gpupool_demo'") == "0"
