@@ -42,6 +42,8 @@ class Names:
             owners[row.department_id].append(
                 OwnerSpan(row.department_id, row.pk, row.during.lower, row.during.upper)
             )
+        if tree is None and wanted <= set(owners):
+            return cls(dict(owners), paths, {})
         tree = tree or DepartmentTree.load()
         return cls(dict(owners), paths, {pk: tree.path(pk) for pk in wanted if pk in tree.rows})
 
@@ -49,7 +51,9 @@ class Names:
         """The path at the time of a cut."""
         if isinstance(name_id, int) and name_id in self.paths:
             return self.paths[name_id]
-        return self.present.get(department_id, "")
+        if department_id not in self.present:  # a time before the first name: rare, so read only then
+            self.present[department_id] = DepartmentTree.load().path(department_id)
+        return self.present[department_id]
 
 
 @dataclass(frozen=True, slots=True)
