@@ -9,10 +9,10 @@ import sys
 def main(argv: list[str] | None = None) -> int:
     """Run the shim, the collector's child, or the command line."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == ["_shim"] and len(arguments) == 2:
+    if arguments[:1] == ["_shim"] and len(arguments) >= 2:
         from pool.agent import shim
 
-        return shim.main(arguments[1])
+        return shim.main(arguments[1], int(arguments[2]) if len(arguments) > 2 else -1)
     if arguments[:1] == ["_collect"]:
         from pool.agent import collector
 

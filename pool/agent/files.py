@@ -7,13 +7,14 @@ import os
 from typing import Any
 
 
-def write_json(path: str, value: Any, mode: int = 0o600) -> None:
-    """Replace ``path`` atomically and durably."""
+def write_json(path: str, value: Any, mode: int = 0o600, sync: bool = True) -> None:
+    """Replace ``path`` atomically; durably too unless ``sync`` is off (for what can be found out again)."""
     temporary = f"{path}.{os.getpid()}.new"
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
         os.write(handle, json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
-        os.fsync(handle)
+        if sync:
+            os.fsync(handle)
     finally:
         os.close(handle)
     os.replace(temporary, path)

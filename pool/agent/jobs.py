@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from typing import Any
 
 from pool.agent import accounts, environment, files, procs
@@ -91,19 +92,27 @@ class Job:
             "account": self.meta.get("account"),
         }
 
-    def spawn(self) -> None:
-        """Start the shim; it locks the folder, so a second one for the same job leaves by itself."""
+    def spawn(self) -> int:
+        """Start the shim; it locks the folder, so a second one for the same job leaves by itself.
+
+        Returns the end of a pipe that becomes readable when the job runs, and ends when the shim does.
+        """
+        news, tell = os.pipe()
+        os.set_blocking(news, False)
         with open(self.path("shim.log"), "ab") as log:
             self.shim = subprocess.Popen(
-                self_command("_shim", self.folder),
+                self_command("_shim", self.folder, str(tell)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd="/",
                 env=self_environment(),
+                pass_fds=(tell,),
                 start_new_session=True,
             )
+        os.close(tell)
         self.spawned_at = time.monotonic()
+        return news
 
     def shim_alive(self) -> bool:
         if self.shim is not None:
@@ -131,7 +140,7 @@ class Job:
             if self.meta.get("boot_id") != boot_id():
                 self.give_up("failed_start", "node_rebooted", "the node restarted before the job began", True)
             elif self.shim is None:
-                self.spawn()
+                os.close(self.spawn())  # a start that the agent before did not finish: polling is enough
             elif self.shim.poll() not in (None, 3):
                 self.give_up("failed_start", "shim_failed", f"shim ended with {self.shim.returncode}", True)
             elif time.monotonic() - self.spawned_at > START_SECONDS:
@@ -200,7 +209,7 @@ class Job:
             message = {"t": "log", "allocation": self.allocation, "member": self.member}
             self.outbox.put(dict(message, offset=offset, size=size, data=text))
             self.reported["offset"] = offset + size
-            files.write_json(self.path("reported.json"), self.reported)
+            files.write_json(self.path("reported.json"), self.reported, sync=False)
         if self.exit is not None:
             self.tell()
             self._scrub()
@@ -214,7 +223,7 @@ class Job:
             message.update(state=state, ended_at=None, exit_code=None, signal=None, error=None)
         self.outbox.put(message)
         self.reported["state"] = state or self.state
-        files.write_json(self.path("reported.json"), self.reported)
+        files.write_json(self.path("reported.json"), self.reported, sync=False)
 
     def _scrub(self) -> None:
         """The environment may hold the person's secrets: it is not kept past the end."""
@@ -240,6 +249,7 @@ class Jobs:
         self.log_limit = 8 * 1024 * 1024
         self.account_map: dict[str, str] = {}
         self.jobs: dict[tuple[str, int], Job] = {}
+        self.watch: Callable[[int], None] = os.close  # what becomes of a new shim's pipe
 
     def adopt(self) -> None:
         """Take over every job folder. Log positions follow the messages that still wait in the outbox."""
@@ -282,7 +292,7 @@ class Jobs:
             return None
         self.jobs[(allocation, member)] = job
         job.report()
-        job.spawn()
+        self.watch(job.spawn())
         return job
 
     def refuse(self, allocation: str, member: int, error: dict[str, Any]) -> None:
@@ -330,7 +340,7 @@ class Jobs:
             "wall_seconds": spec.get("wall_seconds"),
             "grace_s": spec.get("grace_s"),
         }
-        files.write_json(os.path.join(folder, "job.json"), order)
+        files.write_json(os.path.join(folder, "job.json"), order, sync=False)
         meta = {"allocation": allocation, "member": member, "boot_id": boot_id(), "at": utc_now()}
         meta.update(gpu_uuids=spec.get("gpu_uuids") or [], mig_uuids=spec.get("mig_uuids") or [])
         meta.update(account=account.name, wall_seconds=spec.get("wall_seconds"), hold=hold)

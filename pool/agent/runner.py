@@ -71,6 +71,8 @@ class Agent:
         self.refusal: dict[str, Any] | None = None
         self._wake = asyncio.Event()
         self._done = asyncio.Event()
+        self._job_news = asyncio.Event()
+        self.jobs.watch = self._watch
         self._broken_told = 0
         self.outbox.on_message.append(self._wake.set)
 
@@ -292,6 +294,22 @@ class Agent:
         self.nvml = {"ok": ok, "reason": reason}
         return changed
 
+    def _watch(self, news: int) -> None:
+        """Poll at once when this shim has news, not only at the next turn."""
+        loop = asyncio.get_event_loop()
+
+        def ready() -> None:
+            try:
+                ended = not os.read(news, 16)
+            except OSError:
+                ended = True
+            if ended:
+                loop.remove_reader(news)
+                os.close(news)
+            self._job_news.set()
+
+        loop.add_reader(news, ready)
+
     async def _keeper(self) -> None:
         cleaned = 0.0
         while not self._done.is_set():
@@ -302,7 +320,11 @@ class Agent:
                     cleaned = time.monotonic()
             except OSError as error:  # a full disk must not end the agent: the files keep the truth
                 log.error("jobs: %s", error)
-            await self._sleep(JOB_POLL_SECONDS)
+            try:
+                await asyncio.wait_for(self._job_news.wait(), JOB_POLL_SECONDS)
+            except asyncio.TimeoutError:
+                pass
+            self._job_news.clear()
 
     async def _sleep(self, seconds: float) -> None:
         try:
@@ -335,6 +357,7 @@ class Agent:
         """End the agent; jobs go on and are adopted by the next one."""
         self._done.set()
         self._wake.set()
+        self._job_news.set()
 
     async def run(self) -> None:
         loop = asyncio.get_event_loop()

@@ -198,6 +198,7 @@ class Shim:
         while True:
             self.reap()
             if not self.remaining():
+                self.reap()  # the last one may have ended between the two looks
                 return
             now = time.monotonic()
             if now >= deadline:
@@ -242,8 +243,13 @@ class Shim:
         return 0
 
 
-def main(folder: str) -> int:
-    """Run the job in ``folder``; a second shim for the same folder leaves at once."""
+def main(folder: str, tell: int = -1) -> int:
+    """Run the job in ``folder``; a second shim for the same folder leaves at once.
+
+    ``tell`` is a pipe to the agent: one byte once the job runs, and its end is ours. The job never has it.
+    """
+    if tell >= 0:
+        os.set_inheritable(tell, False)
     lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -252,7 +258,7 @@ def main(folder: str) -> int:
     if os.path.exists(os.path.join(folder, "run.json")) or os.path.exists(os.path.join(folder, "exit.json")):
         return 3
     os.set_inheritable(lock, False)
-    for number in (signal.SIGHUP, signal.SIGINT):
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     shim = Shim(folder)
@@ -261,4 +267,9 @@ def main(folder: str) -> int:
     _become_subreaper()
     if not shim.start():
         return 1
+    if tell >= 0:
+        try:
+            os.write(tell, b"r")
+        except OSError:
+            pass  # the agent is gone; the next one reads the folder
     return shim.run()
