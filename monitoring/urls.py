@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from django.urls import path
+
+from monitoring.web import fragments, views_gpu, views_wall
 
 app_name = "monitoring"
-urlpatterns: list[Any] = []
+urlpatterns = [
+    path("wall/", views_wall.wall_page, name="wall"),
+    path("wall/sum/", views_wall.wall_sum, name="wall-sum"),
+    path("wall/cells.json", views_wall.wall_cells, name="wall-cells"),
+    path("wall/held.json", views_wall.wall_held, name="wall-held"),
+    path("wall/card/<uuid:uid>/", views_wall.wall_card, name="wall-card"),
+    path("gpus/<uuid:uid>/", views_gpu.gpu_page, name="gpu"),
+    path("gpus/<uuid:uid>/history.json", views_gpu.gpu_history, name="gpu-history"),
+    path("gpus/<uuid:uid>/history.csv", views_gpu.gpu_history_csv, name="gpu-history-csv"),
+    path("gpus/<uuid:uid>/live/", fragments.gpu_live, name="gpu-live"),
+    path("gpus/<uuid:uid>/processes/", fragments.gpu_processes, name="gpu-processes"),
+    path("nodes/<uuid:uid>/live/", fragments.node_live, name="node-live"),
+    path("leases/<uuid:uid>/live/", fragments.allocation_live, name="allocation-live"),
+    path("leases/<uuid:uid>/metrics/", views_gpu.allocation_metrics, name="allocation-metrics"),
+    path("leases/<uuid:uid>/metrics.json", views_gpu.allocation_history, name="allocation-history"),
+    path("leases/<uuid:uid>/metrics.csv", views_gpu.allocation_history_csv, name="allocation-history-csv"),
+    path("metrics", views_gpu.prometheus, name="prometheus"),
+]

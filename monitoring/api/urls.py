@@ -4,5 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.urls import path
+
+from monitoring.api.views import AllocationHistoryView, HistoryView, SamplesView, StateView
+
+_LIST = {"get": "list"}
 router_entries: list[tuple[str, Any, str]] = []
-urlpatterns_v1: list[Any] = []
+urlpatterns_v1: list[Any] = [
+    path("telemetry/state/", StateView.as_view(_LIST), name="telemetry-state"),
+    path("gpus/<uuid:uid>/samples/", SamplesView.as_view(_LIST), name="gpu-samples"),
+    path("gpus/<uuid:uid>/history/", HistoryView.as_view(_LIST), name="gpu-history"),
+    path("allocations/<uuid:uid>/history/", AllocationHistoryView.as_view(_LIST), name="allocation-history"),
+]

@@ -16,7 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from monitoring.engine import frames
-from monitoring.engine.tiles import CODE, STATES, TileFacts, is_stale, tile_state
+from monitoring.engine.tiles import CODE, DOWN, STATES, TileFacts, is_stale, tile_state
+
+SLICES = 7  # compute slices of every card that can be split
 
 
 @dataclass(slots=True)
@@ -31,6 +33,7 @@ class Cell:
     profile: str = ""
     start: int = 0
     size: int = 0
+    compute: int = 0
     power_limit_w: int = 0
 
 
@@ -58,6 +61,24 @@ class Holding:
     department_id: int = 0
     holder_id: int = 0
     charge: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What is installed, in milli-GPU, as parts that add up: each card stands in exactly one of them.
+
+    `allocated`, `free` and `stranded` split the cards that can work; the others hold whole cards.
+    """
+
+    installed: int
+    allocated: int
+    free: int
+    stranded: int
+    cordoned: int
+    outside: int
+    maintenance: int
+    down: int
+    with_data: int
 
 
 @dataclass
@@ -154,6 +175,41 @@ class Board:
         for i in self.cards():
             out[STATES[self.columns[i]["state"]]] += 1
         return out
+
+
+    def sums(self, chosen: Iterable[int] | None = None) -> Sums:
+        """The sums of these cards (all of them by default), by the states of the last `refresh`."""
+        part = dict.fromkeys(("allocated", "free", "stranded", "cordoned", "outside", "maintenance", "down"), 0)
+        cards = with_data = 0
+        now_states = self.columns["state"]
+        for i in self.cards() if chosen is None else chosen:
+            cards += 1
+            state = STATES[now_states[i]]
+            with_data += state not in ("no_data", *DOWN) and self.at[i] > 0
+            charge = min(1000, self.held[i].charge)
+            if state in DOWN or (state == "no_data" and not charge):
+                part["down"] += 1000
+            elif state == "maintenance":
+                part["maintenance"] += 1000
+            elif state == "cordoned":
+                part["cordoned"] += 1000
+            elif state == "no_lease":
+                part["outside"] += 1000
+            else:
+                stranded = self.stranded(i) if state == "split" else 0
+                part["allocated"] += charge
+                part["stranded"] += stranded
+                part["free"] += 1000 - charge - stranded
+        return Sums(installed=1000 * cards, with_data=with_data, **part)
+
+    def stranded(self, i: int) -> int:
+        """Milli-GPU of a split card that its layout leaves to nobody (of 7 compute slices)."""
+        used = 0
+        k = i + 1
+        while k < len(self.cells) and self.cells[k].gpu_id == self.cells[i].gpu_id:
+            used += 1000 * self.cells[k].compute // SLICES
+            k += 1
+        return max(0, 1000 - max(used, min(1000, self.held[i].charge)))
 
 
 def _percent(per_mille: npt.NDArray[np.int16]) -> npt.NDArray[Any]:

@@ -38,11 +38,10 @@ def _cards() -> Any:
 
 def board_load() -> Board:
     """The whole board, with facts and last samples."""
-    slices: dict[int, list[tuple[int, str, int, int]]] = {}
-    for gpu_id, instance, profile, start, size in MigSlice.objects.filter(gone_at=None).order_by("gpu_id", "start").values_list(
-        "gpu_id", "gpu_instance", "profile", "start", "size"
-    ):
-        slices.setdefault(gpu_id, []).append((instance, profile, start, size))
+    slices: dict[int, list[tuple[int, str, int, int, int]]] = {}
+    parts_of = MigSlice.objects.filter(gone_at=None).order_by("gpu_id", "start")
+    for gpu_id, *part in parts_of.values_list("gpu_id", "gpu_instance", "profile", "start", "size", "compute_slices"):
+        slices.setdefault(gpu_id, []).append(tuple(part))
     sites: dict[int, int] = {}
     site_rows: list[tuple[int, str, str]] = []
     nodes: dict[tuple[int, str], int] = {}
@@ -70,8 +69,8 @@ def board_load() -> Board:
         cells.append(Cell(gpu_id, 0, str(uid), row, index, power_limit_w=watts))
         facts.append(fact)
         held.append(Holding())
-        for instance, profile, start, size in parts:
-            cells.append(Cell(gpu_id, instance + 1, str(uid), row, index, profile, start, size))
+        for instance, profile, start, size, compute in parts:
+            cells.append(Cell(gpu_id, instance + 1, str(uid), row, index, profile, start, size, compute))
             facts.append(TileFacts(condition, cordoned, health, schedulable))
             held.append(Holding())
     board = Board(site_rows, board_nodes, cells, facts, held)

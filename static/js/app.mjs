@@ -200,3 +200,14 @@ function start(scope = document) {
 }
 start();
 document.addEventListener('htmx:load', (event) => start(event.detail.elt.parentElement ?? document));
+
+// Parts that need a script of their own name it: <div data-module="wall"> loads ./wall.mjs and calls its start(element)
+function startModules(scope) {
+  for (const el of [scope, ...scope.querySelectorAll('[data-module]')]) {
+    if (!el.dataset?.module || 'moduleStarted' in el.dataset || !/^[a-z-]+$/.test(el.dataset.module)) continue;
+    el.dataset.moduleStarted = '';
+    import(`./${el.dataset.module}.mjs`).then((m) => m.start(el));
+  }
+}
+startModules(document.documentElement);
+document.addEventListener('htmx:load', (event) => startModules(event.detail.elt));

@@ -56,6 +56,19 @@ def state_tone(state: object, kind: str = "") -> str:
     return states.tone(state, kind)
 
 
+@register.simple_tag(takes_context=True)
+def state_icon(context: Context, state: object, kind: str = "") -> SafeString:
+    """``{% state_icon "idle" "gpu" %}``: the icon of a state alone, where its word stands beside it."""
+    return svg(context, states.look(state, kind).icon)
+
+
+@register.simple_tag
+def state_table(kind: str) -> dict[str, list[str]]:
+    """``{% state_table "gpu" as looks %}{{ looks|json_script:"looks" }}``: tone, icon and word of every state, for
+    scripts."""
+    return states.as_json(kind)
+
+
 @register.simple_tag
 def na(reason: object = "") -> SafeString:
     """``{% na "not supported by the driver" %}``: N/A as text; the reason shows on hover, focus and tap.

@@ -1,0 +1,196 @@
+"""API of telemetry: the state of all cards, raw samples of the last hour, histories. All read only."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from django.utils.translation import gettext_lazy as _
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from monitoring.engine.samples import RowRefused, parse_time
+from monitoring.selectors import access, series, wall
+from monitoring.selectors.board import board_now
+from portal.accounts.api.base import ApiViewSet
+from portal.kernel.clock import now
+from portal.kernel.errors import Invalid
+from portal.kernel.units import from_ms
+
+_TIME = [
+    OpenApiParameter("from", OpenApiTypes.DATETIME, description="RFC 3339 with zone, inclusive"),
+    OpenApiParameter("to", OpenApiTypes.DATETIME, description="exclusive; default now"),
+]
+STEPS = {60: timedelta(hours=24), 3600: timedelta(days=62), 86400: timedelta(days=3660)}
+MAX_SAMPLES = 4000
+
+
+class TelemetryView(ApiViewSet):
+    """What the views of this file share: they read, so a token with any scope may call them."""
+
+    serializer_class = None
+    queryset = None
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super().initial(request, *args, **kwargs)
+        self.policy.require(request.user.is_authenticated)
+
+
+class StateView(TelemetryView):
+    """State and last measures of every card."""
+
+    filter_params = {"site", "model", "state", "q"}
+
+    @extend_schema(
+        operation_id="telemetry_state",
+        responses=OpenApiTypes.OBJECT,
+        parameters=[OpenApiParameter(name, str) for name in ("site", "model", "state", "q")],
+    )
+    def list(self, request: Request) -> Response:
+        """Cards by page, in the order of the wall; a missing measure is null and its reason stands in `missing`."""
+        board = board_now()
+        get = request.query_params
+        wanted = wall.WallFilter(
+            site=get.get("site", ""), model=get.get("model", ""), state=get.get("state", ""), q=get.get("q", "")[:80]
+        )
+        page = self.paginate_queryset(wall.chosen(board, wanted))  # type: ignore[arg-type]
+        rows = wall.rows(board, page or [], self.policy)
+        return self.get_paginated_response([state_json(row) for row in rows])
+
+
+def state_json(row: dict[str, Any]) -> dict[str, Any]:
+    """One card as JSON: percent, MiB, °C, W; `allocation` only where the reader may know it."""
+    m = row["measures"]
+    allocation = row["allocation"]
+    return {
+        "gpu": row["gpu_uid"],
+        "node": row["node"],
+        "node_uid": row["node_uid"],
+        "index": row["number"],
+        "site": row["site"],
+        "model": row["model"],
+        "state": row["state"],
+        "sampled_at": row["at"].isoformat() if row["at"] else None,
+        "stale": row["stale"],
+        "busy_percent": m["busy"]["value"],
+        "sm_activity_percent": m["sm"]["value"],
+        "memory_used_mib": m["mem"]["value"],
+        "memory_total_mib": m["mem_total"]["value"],
+        "temperature_celsius": m["temp"]["value"],
+        "power_watts": m["power"]["value"],
+        "missing": {name: one["reason"] for name, one in m.items() if one["reason"]},
+        "allocation": str(allocation.uid) if allocation else None,
+    }
+
+
+def _time(request: Request, name: str, default: datetime) -> datetime:
+    raw = request.query_params.get(name)
+    if raw is None:
+        return default
+    try:
+        return from_ms(parse_time(raw))
+    except RowRefused as error:
+        raise Invalid.field(name, _("A time with its zone is needed, such as 2026-06-16T14:03:12Z.")) from error
+
+
+class SamplesView(TelemetryView):
+    """Raw samples of one card."""
+
+    filter_params = {"from", "to", "slot"}
+
+    @extend_schema(operation_id="gpu_samples", responses=OpenApiTypes.OBJECT, parameters=_TIME)
+    def list(self, request: Request, uid: UUID) -> Response:
+        """At most the hour before `to`, at most 4,000 samples; longer spans are read from `history`."""
+        card = access.gpu_for(self.policy, uid)
+        end = _time(request, "to", now())
+        start = _time(request, "from", end - timedelta(minutes=15))
+        if not start < end:
+            raise Invalid.field("from", _("It has to lie before `to`."))
+        if end - start > series.RAW_LIMIT:
+            raise Invalid.field("from", _("Raw samples are read an hour at a time; use history for more."))
+        slot = request.query_params.get("slot", "0")
+        if not slot.isdigit() or int(slot) > 20:
+            raise Invalid.field("slot", _("0 is the card; 1 to 20 are its slices."))
+        key = (card.pk, int(slot))
+        line = series.recent([key], length=end - start, points=MAX_SAMPLES, until=end)[key]
+        columns = zip(line.t, line.busy, line.sm, line.mem, line.temp, line.power, strict=True)
+        return Response(
+            {
+                "gpu": str(card.uid),
+                "slot": int(slot),
+                "from": start.isoformat(),
+                "to": end.isoformat(),
+                "samples": [
+                    {
+                        "at": from_ms(t).isoformat(), "busy_percent": busy, "sm_activity_percent": sm, "memory_used_mib": mem,
+                        "temperature_celsius": temp, "power_watts": power,
+                    }
+                    for t, busy, sm, mem, temp, power in columns
+                ],
+            }
+        )  # fmt: skip
+
+
+class HistoryView(TelemetryView):
+    """Rollups of one card."""
+
+    filter_params = {"from", "to", "step"}
+
+    @extend_schema(
+        operation_id="gpu_history",
+        responses=OpenApiTypes.OBJECT,
+        parameters=[*_TIME, OpenApiParameter("step", int, enum=list(STEPS))],
+    )
+    def list(self, request: Request, uid: UUID) -> Response:
+        """Points of 60, 3600 or 86400 s: means over the samples that had the measure, maxima, coverage 0 to 1."""
+        card = access.gpu_for(self.policy, uid)
+        return Response(history_json(card.uid, [(card.pk, 0)], request))
+
+
+class AllocationHistoryView(TelemetryView):
+    """Rollups of an allocation's cards."""
+
+    filter_params = {"from", "to", "step"}
+
+    @extend_schema(
+        operation_id="allocation_history",
+        responses=OpenApiTypes.OBJECT,
+        parameters=[*_TIME, OpenApiParameter("step", int, enum=list(STEPS))],
+    )
+    def list(self, request: Request, uid: UUID) -> Response:
+        """Means over the allocation's cards; only for those who may see the allocation."""
+        allocation = access.allocation_for(self.policy, uid)
+        return Response(history_json(allocation.uid, access.lease_keys(allocation), request))
+
+
+def history_json(uid: UUID, keys: list[access.Key], request: Request) -> dict[str, Any]:
+    """The answer of both history views."""
+    raw = request.query_params.get("step", "3600")
+    step = int(raw) if raw.isdigit() else 0
+    if step not in STEPS:
+        raise Invalid.field("step", _("One of 60, 3600 and 86400 seconds."))
+    end = _time(request, "to", now())
+    start = _time(request, "from", end - min(STEPS[step], timedelta(days=7)))
+    if not start < end:
+        raise Invalid.field("from", _("It has to lie before `to`."))
+    if end - start > STEPS[step]:
+        raise Invalid.field("from", _("The span is too long for this step."))
+    points = series.history(keys, start=start, end=end, step=step, point_s=step)
+    return {
+        "of": str(uid),
+        "step": step,
+        "from": start.astimezone(UTC).isoformat(),
+        "to": end.astimezone(UTC).isoformat(),
+        "points": [
+            {
+                "at": p.at.astimezone(UTC).isoformat(), "samples": p.samples, "coverage": round(p.coverage, 4),
+                "busy_percent": p.util, "busy_percent_max": p.util_max, "sm_activity_percent": p.sm, "memory_used_mib": p.mem_mib,
+                "memory_used_mib_max": p.mem_max_mib, "temperature_celsius": p.temp, "temperature_celsius_max": p.temp_max,
+                "power_watts": p.power_w, "power_watts_max": p.power_max_w,
+            }
+            for p in points
+        ],
+    }  # fmt: skip

@@ -1,0 +1,83 @@
+"""Prometheus text of the pool: cards by state, and each card's measures. A missing measure is absent, never 0 (P19)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from monitoring.engine.board import Board
+from monitoring.engine.frames import NONE16, NONE32
+from monitoring.engine.tiles import STATES
+from monitoring.selectors.board import board_now
+
+_LABELS = ["gpu", "slot", "node", "site", "model"]
+
+
+class PoolCollector(Collector):
+    """Reads the board of this process when it is scraped."""
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+
+    def collect(self) -> Iterator[Metric]:
+        """All families; base units as Prometheus has them (ratio, bytes, celsius, watts, seconds)."""
+        yield self._states()
+        yield from self._measures()
+        yield self._installed()
+
+    def _states(self) -> Metric:
+        board = self.board
+        counts: Counter[tuple[str, str, str]] = Counter()
+        for i in board.cards():
+            node = board.nodes[board.cells[i].node]
+            counts[board.sites[node.site][1], node.model, STATES[board.columns[i]["state"]]] += 1
+        family = GaugeMetricFamily("gpupool_gpus", "Cards by state", labels=["site", "model", "state"])
+        for labels, n in sorted(counts.items()):
+            family.add_metric(list(labels), n)
+        return family
+
+    def _installed(self) -> Metric:
+        sums = self.board.sums()
+        family = GaugeMetricFamily("gpupool_capacity_gpus", "Parts of what is installed, in GPUs", labels=["part"])
+        for part in ("installed", "allocated", "free", "stranded", "cordoned", "outside", "maintenance", "down"):
+            family.add_metric([part], getattr(sums, part) / 1000)
+        return family
+
+    def _measures(self) -> Iterator[Metric]:
+        board = self.board
+        families: list[tuple[str, str, Any, int, float]] = [
+            ("gpupool_gpu_busy_ratio", "Share of time in which a kernel ran", board.util, NONE16, 1 / 1000),
+            ("gpupool_gpu_sm_activity_ratio", "SM or GR-engine activity", board.sm, NONE16, 1 / 1000),
+            ("gpupool_gpu_memory_used_bytes", "Memory used", board.mem_used, NONE32, 1_048_576),
+            ("gpupool_gpu_memory_total_bytes", "Memory of the card or slice", board.mem_total, NONE32, 1_048_576),
+            ("gpupool_gpu_temperature_celsius", "Temperature of the card", board.temp, NONE16, 1),
+            ("gpupool_gpu_power_watts", "Power of the board", board.power, NONE32, 1 / 1000),
+        ]
+        for name, text, values, none, scale in families:
+            family = GaugeMetricFamily(name, text, labels=_LABELS)
+            for i, cell in enumerate(board.cells):
+                if values[i] == none or not board.at[i] or STATES[board.columns[i]["state"]] == "no_data":
+                    continue
+                node = board.nodes[cell.node]
+                labels = [cell.uid, str(cell.slot), node.name, board.sites[node.site][1], node.model]
+                family.add_metric(labels, float(values[i]) * scale)
+            yield family
+        age = GaugeMetricFamily("gpupool_gpu_last_sample_timestamp_seconds", "Time of the last sample", labels=_LABELS)
+        for i, cell in enumerate(board.cells):
+            if board.at[i]:
+                node = board.nodes[cell.node]
+                labels = [cell.uid, str(cell.slot), node.name, board.sites[node.site][1], node.model]
+                age.add_metric(labels, int(board.at[i]) / 1000)
+        yield age
+
+
+def metrics_text() -> bytes:
+    """The page of metrics."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(PoolCollector(board_now()))
+    return bytes(generate_latest(registry))

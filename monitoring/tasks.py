@@ -1,0 +1,23 @@
+"""Celery tasks of monitoring."""
+
+from __future__ import annotations
+
+from celery import shared_task
+
+from monitoring.services.partitions import partitions_keep
+from monitoring.services.rollups import rollup_run, rollups_keep
+from portal.ops.services import task_run
+
+
+@shared_task(name="monitoring.rollup", queue="ingest", ignore_result=True)
+def rollup() -> None:
+    """Sum the minutes, hours and days that got samples."""
+    with task_run("monitoring.rollup") as facts:
+        facts.update({str(step): n for step, n in rollup_run().items()})
+
+
+@shared_task(name="monitoring.partitions", queue="ingest", ignore_result=True)
+def partitions() -> None:
+    """Make the coming days' partitions; drop raw samples and fine rollups past retention."""
+    with task_run("monitoring.partitions") as facts:
+        facts.update(partitions_keep(), rollups=rollups_keep())

@@ -1,0 +1,93 @@
+"""Live parts that pages of other rooms fetch: a node's cards, an allocation's four lines, a card's processes."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from django.conf import settings
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.http import require_GET
+
+from monitoring.engine.tiles import STATES
+from monitoring.models import NodeState
+from monitoring.selectors import access, gpu_page, wall
+from monitoring.selectors.board import board_now
+from monitoring.web.views_wall import with_words
+from pool.models import Node
+
+
+def _socket(request: HttpRequest, path: str) -> str:
+    prefix = (settings.FORCE_SCRIPT_NAME or request.META.get("SCRIPT_NAME", "")).rstrip("/")
+    return f"{prefix}/ws/{path}/"
+
+
+@login_required
+@require_GET
+def gpu_live(request: HttpRequest, uid: UUID) -> HttpResponse:
+    """The four live lines of one card."""
+    access.gpu_for(request.policy, uid)  # type: ignore[attr-defined]
+    return render(request, "monitoring/_lines.html", {"socket": _socket(request, f"gpus/{uid}"), "cells": 1})
+
+
+@login_required
+@require_GET
+def gpu_processes(request: HttpRequest, uid: UUID) -> HttpResponse:
+    """The processes on a card, for those who may see its lease."""
+    policy = request.policy  # type: ignore[attr-defined]
+    card = access.gpu_for(policy, uid)
+    held = gpu_page.holdings(policy, card)
+    state = gpu_page.states_of(card).get(0)
+    shown = state.processes if state is not None and gpu_page.may_see_processes(policy, held) else None
+    return render(request, "monitoring/_processes.html", {"processes": shown, "state": state, "gpu": card})
+
+
+@login_required
+@require_GET
+def node_live(request: HttpRequest, uid: UUID) -> HttpResponse:
+    """A node's cards as a live table, and its host's load."""
+    policy = request.policy  # type: ignore[attr-defined]
+    node = access.node_for(policy, uid)
+    board = board_now()
+    keys = access.topic_keys(policy, "node", uid)
+    cells = [board.index[key] for key in keys if key in board.index]
+    return render(
+        request,
+        "monitoring/_node_live.html",
+        {
+            "node": node,
+            "rows": with_words(wall.rows(board, cells, policy)),
+            "states": STATES,
+            "host": _host(node),
+            "socket": _socket(request, f"nodes/{uid}"),
+        },
+    )
+
+
+def _host(node: Node) -> dict[str, float | int | None] | None:
+    """The host's load in percent and MiB; None where nothing was reported."""
+    state = NodeState.objects.filter(node=node).first()
+    if state is None:
+        return None
+    return {
+        "cpu_percent": None if state.cpu_pm is None else state.cpu_pm / 10,
+        "iowait_percent": None if state.iowait_pm is None else state.iowait_pm / 10,
+        "mem_used_mib": state.mem_used_mib,
+    }
+
+
+@login_required
+@require_GET
+def allocation_live(request: HttpRequest, uid: UUID) -> HttpResponse:
+    """The four live lines of an allocation's cards, for those who may see the allocation."""
+    allocation = access.allocation_for(request.policy, uid)  # type: ignore[attr-defined]
+    return render(
+        request,
+        "monitoring/_allocation_live.html",
+        {
+            "allocation": allocation,
+            "cells": len(access.lease_keys(allocation)),
+            "socket": _socket(request, f"allocations/{uid}"),
+        },
+    )

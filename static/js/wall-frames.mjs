@@ -1,0 +1,49 @@
+// Binary frames of the wall (version 1; monitoring/engine/frames.py describes them) into columns kept in index order.
+
+export const NA = 255;
+export const NA16 = 65535;
+const COLUMNS = ['state', 'flags', 'busy', 'sm', 'mem', 'temp'];
+
+/** Columns for `n` cells; all measures N/A. */
+export function columns(n) {
+  const out = { n, power: new Uint16Array(n).fill(NA16) };
+  for (const name of COLUMNS) out[name] = new Uint8Array(n).fill(name === 'state' || name === 'flags' ? 0 : NA);
+  return out;
+}
+
+/** Head of a frame, with what live.mjs needs: t, n, at; identity is the version of the list of cells. */
+export function decode(buffer) {
+  const view = new DataView(buffer);
+  if (view.getUint8(0) !== 1) return { t: 'unknown' };
+  const t = ['snapshot', 'delta', 'beat'][view.getUint8(1)];
+  return { t, identity: view.getUint32(4, true), n: Number(view.getBigUint64(8, true)), at: view.getFloat64(16, true), buffer };
+}
+
+/** Put a frame's cells into `into`; returns the indexes that changed, or null when the sizes do not fit. */
+export function apply(message, into) {
+  const { buffer, t } = message;
+  const view = new DataView(buffer);
+  const n = view.getUint32(24, true);
+  let offset = 28;
+  let index = null;
+  if (t === 'snapshot') {
+    if (n !== into.n) return null;
+  } else {
+    index = new Uint32Array(buffer, offset, n);
+    offset += 4 * n;
+  }
+  for (let k = 0; k < n; k += 1) {
+    const at = index ? index[k] : k;
+    if (at >= into.n) return null;
+    into.power[at] = view.getUint16(offset + 2 * k, true);
+  }
+  offset += 2 * n;
+  for (const name of COLUMNS) {
+    const source = new Uint8Array(buffer, offset, n);
+    const target = into[name];
+    if (index) for (let k = 0; k < n; k += 1) target[index[k]] = source[k];
+    else target.set(source);
+    offset += n;
+  }
+  return index ?? Uint32Array.from({ length: n }, (_, k) => k);
+}
