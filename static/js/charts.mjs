@@ -96,6 +96,7 @@ export async function draw(element, figure) {
   const canvas = element.querySelector('.plot__canvas');
   element.figure = figure;
   element.querySelector('.blank')?.remove();
+  element.toggleAttribute('data-empty', isEmpty(figure));
   if (isEmpty(figure)) {
     globalThis.Plotly?.purge(canvas);
     const note = document.createElement('p');
