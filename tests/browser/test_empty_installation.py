@@ -1,0 +1,61 @@
+"""Every page of an installation that has nothing yet: it opens for its role, fits, is accessible, and says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page
+
+from tests.browser.conftest import overflow
+
+PAGES = [
+    ("pool_admin", "/operations/"),
+    ("pool_admin", "/nodes/"),
+    ("pool_admin", "/nodes/import/"),
+    ("pool_admin", "/nodes/enrol/"),
+    ("pool_admin", "/wall/"),
+    ("pool_admin", "/people/"),
+    ("pool_admin", "/people/new/"),
+    ("pool_admin", "/roles/"),
+    ("pool_admin", "/tokens/"),
+    ("pool_admin", "/departments/"),
+    ("pool_admin", "/departments/new/"),
+    ("pool_admin", "/audit/"),
+    ("pool_admin", "/incidents/"),
+    ("finance", "/finance/"),
+    ("finance", "/months/"),
+    ("finance", "/ledger/"),
+    ("finance", "/prices/"),
+    ("researcher", "/leases/"),
+    ("researcher", "/wall/"),
+    ("researcher", "/accounts/profile/"),
+    ("researcher", "/accounts/password/"),
+    ("researcher", "/accounts/tokens/"),
+    ("lead", "/leases/"),
+    ("auditor", "/audit/"),
+]
+LOOKS = [("en", "light", 1440), ("zh-hans", "dark", 390)]
+
+
+@pytest.mark.parametrize(("lang", "theme", "width"), LOOKS)
+@pytest.mark.parametrize(("role", "path"), PAGES)
+def test_page_of_an_empty_installation(
+    visit: Callable[..., Page],
+    person: Callable[..., Any],
+    axe: Callable[..., None],
+    shot: Callable[..., Path],
+    role: str,
+    path: str,
+    lang: str,
+    theme: str,
+    width: int,
+) -> None:
+    page = visit(path, user=person(role, name="Lin Yue"), lang=lang, theme=theme, width=width)
+    page.wait_for_timeout(150)
+    shot(page, f"empty-{role}-{path.strip('/').replace('/', '-')}-{lang}-{theme}-{width}")
+    assert page.locator("main h1").count() == 1
+    assert overflow(page) <= 0
+    axe(page)
