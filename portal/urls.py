@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from django.contrib import admin
 from django.urls import include, path
-from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerView
+from drf_spectacular.views import SpectacularAPIView
 
 from portal.accounts.web.views import set_language
 from portal.api_v1 import urlpatterns as api_v1
 from portal.web import views
+from portal.web.api_docs import api_docs
 
 handler400 = "portal.web.views.bad_request"
 handler403 = "portal.web.views.forbidden"
@@ -30,6 +31,6 @@ urlpatterns = [
     path("", include("monitoring.urls")),
     path("api/v1/", include((api_v1, "api"), namespace="v1")),
     path("api/schema/", SpectacularAPIView.as_view(api_version="v1"), name="api-schema"),
-    path("api/docs/", SpectacularSwaggerView.as_view(url_name="api-schema"), name="api-docs"),
+    path("api/docs/", api_docs, name="api-docs"),
     path("admin/", admin.site.urls),
 ]

@@ -4,5 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-router_entries: list[tuple[str, Any, str]] = []
-urlpatterns_v1: list[Any] = []
+from django.urls import path
+
+from portal.accounts.api import schema, views
+
+router_entries: list[tuple[str, Any, str]] = [
+    ("users", views.UserViewSet, "user"),
+    ("departments", views.DepartmentViewSet, "department"),
+    ("role-bindings", views.RoleBindingViewSet, "role-binding"),
+    ("tokens", views.TokenViewSet, "token"),
+]
+urlpatterns_v1: list[Any] = [
+    path("me/", views.MeViewSet.as_view({"get": "list", "patch": "partial_update"}), name="me"),
+]
+__all__ = ["router_entries", "schema", "urlpatterns_v1"]

@@ -10,8 +10,11 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.translation import gettext_lazy as _
 
+from portal.accounts.models import ApiToken
 from portal.accounts.policy import Policy
-from portal.accounts.selectors.people import sees_people
+from portal.accounts.selectors.people import people_visible, sees_people
+from portal.accounts.selectors.roles import bindings_list
+from portal.kernel.clock import now
 
 PER_PAGE = 50
 TABS: tuple[tuple[str, str, Any], ...] = (
@@ -20,6 +23,11 @@ TABS: tuple[tuple[str, str, Any], ...] = (
     ("roles", "accounts:roles", _("Roles")),
     ("tokens", "accounts:all_tokens", _("Tokens")),
 )
+
+
+def number(value: int) -> str:
+    """A count with its thousands grouped, as all pages show them."""
+    return f"{value:,}"
 
 
 def policy_required(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
@@ -42,8 +50,17 @@ def section_tabs(policy: Policy, here: str) -> list[dict[str, Any]]:
     """Tabs of the people section that this person may open. Refuses those who may look up nobody."""
     policy.require(bool(sees_people(policy)))
     everything = policy.administers_people or policy.audits
+    scope = sees_people(policy)
+    moment = now()
+    counts: dict[str, int] = {
+        "people": people_visible(policy).count(),
+        "departments": sum(1 for pk, row in policy.tree.rows.items() if row.is_open and pk in scope),
+        "roles": bindings_list(policy).count(),
+    }
+    if everything:
+        counts["tokens"] = ApiToken.objects.filter(revoked_at=None, expires_at__gt=moment).count()
     return [
-        {"url": reverse(name), "label": label, "current": key == here}
+        {"url": reverse(name), "label": label, "current": key == here, "count": number(counts[key])}
         for key, name, label in TABS
         if key != "tokens" or everything
     ]

@@ -150,7 +150,7 @@ def person(request: HttpRequest, policy: Policy, uid: UUID, act: str = "") -> Ht
         "bindings": [b for b in bindings if b.valid_to is None or b.valid_to > moment],
         "ended": [b for b in bindings if b.valid_to is not None and b.valid_to <= moment][:20],
         "tokens": tokens_in_state(tokens_visible(policy).filter(user=found), "all")[:20],
-        "history": history_of(found.uid, 12),
+        "history": history_of([found.uid, *(b.uid for b in bindings)], 12),
         "department": policy.tree.path(found.home_department_id) if found.home_department_id else "",
         "effects": person_effects("suspend", [found.pk]) if policy.administers_people else [],
         "held": (held_milli([found.pk]) or {}).get(found.pk),

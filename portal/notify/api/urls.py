@@ -4,5 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-router_entries: list[tuple[str, Any, str]] = []
+from portal.notify.api import views
+
+router_entries: list[tuple[str, Any, str]] = [("notifications", views.NotificationViewSet, "notification")]
 urlpatterns_v1: list[Any] = []

@@ -24,6 +24,9 @@ class IdempotentWrites:
     neither. The same key with another body or route is 409 `idempotency_key_reused`.
     """
 
+    secret_fields: frozenset[str] = frozenset()
+    """Members of an answer that are shown once and never kept: a replay has null there."""
+
     def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         key = request.headers.get("Idempotency-Key", "")
         if not key or request.method not in WRITES:
@@ -65,9 +68,10 @@ class IdempotentWrites:
     def finalize_response(self, request: Request, response: Response, *args: Any, **kwargs: Any) -> Response:
         record = getattr(self, "_record", None)
         if record is not None and response.status_code < 400:
-            IdempotencyRecord.objects.filter(pk=record.pk).update(
-                status=response.status_code, response=json.loads(json.dumps(response.data, default=str))
-            )
+            kept = json.loads(json.dumps(response.data, default=str))
+            if isinstance(kept, dict):
+                kept |= dict.fromkeys(self.secret_fields & kept.keys())
+            IdempotencyRecord.objects.filter(pk=record.pk).update(status=response.status_code, response=kept)
         elif record is not None:  # nothing was done (services undo their own writes): the key stays free
             IdempotencyRecord.objects.filter(pk=record.pk).delete()
         return super().finalize_response(request, response, *args, **kwargs)  # type: ignore[misc]

@@ -4,5 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-router_entries: list[tuple[str, Any, str]] = []
+from portal.ops.api import views
+
+router_entries: list[tuple[str, Any, str]] = [
+    ("audit", views.AuditViewSet, "audit"),
+    ("incidents", views.IncidentViewSet, "incident"),
+]
 urlpatterns_v1: list[Any] = []

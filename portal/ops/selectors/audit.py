@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Protocol
 from uuid import UUID
@@ -64,9 +65,10 @@ def audit_filtered(
     return rows
 
 
-def history_of(uid: UUID, limit: int = 20) -> list[AuditEvent]:
-    """The last changes of one object."""
-    return list(AuditEvent.objects.filter(object_uid=uid).order_by("-id")[:limit])
+def history_of(uids: UUID | Iterable[UUID], limit: int = 20) -> list[AuditEvent]:
+    """The last changes of one object, or of several that belong together."""
+    wanted = [uids] if isinstance(uids, UUID) else list(uids)
+    return list(AuditEvent.objects.filter(object_uid__in=wanted).order_by("-id")[:limit])
 
 
 def same_request(event: AuditEvent) -> list[AuditEvent]:

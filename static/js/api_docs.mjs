@@ -1,0 +1,28 @@
+// The API page: Swagger UI over our own schema. Writes by session carry the CSRF token.
+const place = document.getElementById('swagger-ui');
+const root = document.documentElement;
+const dark = matchMedia('(prefers-color-scheme: dark)');
+
+/** Swagger UI has a dark look of its own, switched by a class on the root element. */
+function follow() {
+  const chosen = root.dataset.theme;
+  root.classList.toggle('dark-mode', chosen ? chosen === 'dark' : dark.matches);
+}
+follow();
+dark.addEventListener('change', follow);
+document.addEventListener('themechange', follow);
+
+window.SwaggerUIBundle({
+  url: place.dataset.schema,
+  domNode: place,
+  presets: [window.SwaggerUIBundle.presets.apis],
+  layout: 'BaseLayout',
+  deepLinking: true,
+  docExpansion: 'none',
+  defaultModelsExpandDepth: -1,
+  validatorUrl: null,
+  requestInterceptor: (request) => {
+    if (!['GET', 'HEAD'].includes(request.method ?? 'GET')) request.headers['X-CSRFToken'] = place.dataset.csrf;
+    return request;
+  },
+});
