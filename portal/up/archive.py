@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from portal.up.binaries import all_postgres
+from portal.up.environment import beside
 from portal.up.errors import UpError
 from portal.up.layout import BASE_DIR, Layout, load_secrets, write_atomically
 from portal.up.pair import running_pair
@@ -76,7 +77,8 @@ def _server(layout: Layout, *, start: bool) -> Iterator[Server]:
 
 
 def _embedded_server(postgres: EmbeddedPostgres, layout: Layout, user: str) -> Server:
-    """As administrator all is read, whoever made it; what is restored shall belong to the application's role."""
+    """As administrator all is read, whoever made it; what is restored shall belong to the application's
+    role."""
     options = postgres.options(user, layout.database)
     return Server(postgres.binaries.folder, options, postgres.client_environment(user))
 
@@ -84,8 +86,7 @@ def _embedded_server(postgres: EmbeddedPostgres, layout: Layout, user: str) -> S
 def _given_server(url: str, layout: Layout) -> Server:
     """The programs of the first PostgreSQL here that is as new as the given server (pg_dump demands it)."""
     if layout.demo:
-        head, _, query = url.partition("?")
-        url = f"{head.rpartition('/')[0]}/{layout.database}" + (f"?{query}" if query else "")
+        url = beside(url, layout.database)
     url = url.replace("postgres://", "postgresql://", 1)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PG")}
     answer = "no PostgreSQL programs are installed"

@@ -2,6 +2,7 @@
 0."""
 
 import argparse
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -53,6 +54,8 @@ def main(command: str, argv: list[str]) -> int:
     root = arguments.data.expanduser().absolute() if arguments.data else default_root()
     try:
         if command == "up":
+            if importlib.util.find_spec("django") is None:
+                raise UpError("its packages are not installed: run `pip install -e .` first (see README.md).")
             from portal.up.supervisor import Options, Supervisor
 
             options = Options(root, arguments.demo, arguments.host, arguments.port, not arguments.no_agent)

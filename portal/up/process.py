@@ -75,6 +75,12 @@ class Child:
         self.started_at = now
         return True
 
+    def missed(self, now: float) -> None:
+        """A start that came to nothing: the next one waits as after a crash."""
+        self.failures += 1
+        self.restarts += 1
+        self.next_start = now + self.pause
+
     def check(self, now: float) -> int | None:
         """Exit code if it ended since the last look, and when to start it again."""
         if self.handle is None:

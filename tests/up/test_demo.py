@@ -46,7 +46,9 @@ def test_demo_lives_apart_and_goes_without_trace(folder: Path) -> None:
         assert int(demo.psql("SELECT count(*) FROM pool_node")) >= 10
         assert demo.psql("SELECT to_regclass('kept') IS NULL") == "t"
         wait_for(
-            lambda: int(demo.psql("SELECT count(*) FROM pool_node WHERE last_heartbeat_at IS NOT NULL")) >= 10,
+            lambda: (
+                int(demo.psql("SELECT count(*) FROM pool_node WHERE last_heartbeat_at IS NOT NULL")) >= 10
+            ),
             say="the simulated nodes' first words",
         )
         refused = _remove(folder)
