@@ -35,6 +35,17 @@ class Blocked:
     reserve: Reserve | None
 
 
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a request may be charged as: ``usable`` in the order to try; ``exhausted`` is the first flavour
+    that only the sum of the whole pool refuses; ``refusal`` is the first reason why a flavour is not
+    usable."""
+
+    usable: list[tuple[Need, Admission | None]]
+    exhausted: Need | None
+    refusal: Reason | None
+
+
 class Cycle:
     """One pass of allocation over a snapshot. ``run`` is called once per request in line order."""
 
@@ -60,27 +71,38 @@ class Cycle:
         if early is not None:
             self.blocked.append(Blocked(request, early, None))
             return
-        options, refusal = self.options(request)
-        if not options:
-            assert refusal is not None
-            self.blocked.append(Blocked(request, refusal, None))
+        options = self.options(request)
+        if not options.usable:
+            self.blocked.append(self._not_now(request, options))
             return
         first: Reason | None = None
-        for need, admission in options:
+        for need, admission in options.usable:
             reason = self._place(request, need, admission)
             if reason is None:
                 return
             first = first or reason
         assert first is not None
-        reserve = self._promise(request, options[0][0])
+        reserve = self._promise(request, options.usable[0][0])
         self.blocked.append(Blocked(request, first, reserve))
 
-    def options(self, request: Request) -> tuple[list[tuple[Need, Admission | None]], Reason | None]:
+    def _not_now(self, request: Request, options: Options) -> Blocked:
+        """No flavour may be charged. Where only the whole pool's sum is in the way and its cards are in use
+        indeed, the request waits for cards, with a promise as for every other that is blocked so."""
+        if options.exhausted is not None:
+            need = options.exhausted
+            if find(self.state, self.state.view(None, holds=False), request, need) is None:
+                reason = place_reason(self.state, request, need, self.policy)
+                return Blocked(request, reason, self._promise(request, need))
+        assert options.refusal is not None
+        return Blocked(request, options.refusal, None)
+
+    def options(self, request: Request) -> Options:
         """The flavours that may be charged now, in the order to try them, or why there is none."""
         if request.shape == "cpu":
-            return [(Need(None, 0, 0, 0), None)], None
+            return Options([(Need(None, 0, 0, 0), None)], None, None)
         ranked: list[tuple[tuple[int, float, int], Need, Admission | None]] = []
         quota_reason: Reason | None = None
+        exhausted: Need | None = None
         possible = False
         for index, code in enumerate(request.flavours):
             facts = self.facts.get(code)
@@ -97,6 +119,8 @@ class Cycle:
             admission = self.admission(request, need)
             if admission is not None and not admission.fits:
                 quota_reason = quota_reason or quota_blocked(code, admission)
+                if exhausted is None and _only_the_pool(self.trees[code], admission):
+                    exhausted = need
                 continue
             mode: Mode = "fit" if admission is None or admission.borrowed == 0 else "borrow"
             rank = rank_modes(self.policy.flavour.preference, mode)
@@ -105,9 +129,9 @@ class Cycle:
             scarce = scarcity(self.state, self.demand, code) if self._open_ask(request) else 0.0
             ranked.append(((rank, scarce, index), need, admission))
         if not possible:
-            return [], flavour_reason(request, self.facts)
+            return Options([], None, flavour_reason(request, self.facts))
         ranked.sort(key=lambda row: row[0])
-        return [(need, admission) for _, need, admission in ranked], quota_reason
+        return Options([(need, admission) for _, need, admission in ranked], exhausted, quota_reason)
 
     def admission(self, request: Request, need: Need) -> Admission | None:
         """The quota's answer, or None where the flavour has no quota tree (nothing is limited then)."""
@@ -205,6 +229,16 @@ class Cycle:
                 need = None if flavour_refusal(request, facts) else need_of(request, facts)
                 demand[code] = demand.get(code, 0) + (need.charge_milli if need else 0)
         return demand
+
+
+def _only_the_pool(tree: QuotaTree, admission: Admission) -> bool:
+    """Whether nothing but the root's own sum (all there is) stands in the way: its check comes last."""
+    blocking = admission.blocking
+    return (
+        blocking is not None
+        and blocking.rule == "subtree_quota"
+        and tree.nodes[blocking.level].parent is None
+    )
 
 
 def quota_blocked(flavour: str, admission: Admission) -> Reason:

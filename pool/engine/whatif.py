@@ -46,9 +46,10 @@ def place_check(
     With ``in_line`` False only place and quota are judged (no decision over all who wait).
     """
     cycle = Cycle(replace(snapshot, pending=(request,)), policy, now)
-    options, refusal = cycle.options(request)
+    options = cycle.options(request)
+    refusal = options.refusal
     checks: list[FlavourCheck] = []
-    for need, admission in options:
+    for need, admission in options.usable:
         members = find(cycle.state, cycle.state.view(None), request, need)
         reason = None if members is not None else place_reason(cycle.state, request, need, policy)
         checks.append(FlavourCheck(need.flavour, need.charge_milli, admission, members, reason))

@@ -366,3 +366,39 @@ def test_versions() -> None:
     assert version_of("12.4-rc1") == (12,)
     assert version_of("") == ()
     assert (WHOLE, version_of("535") < version_of("535.1")) == ((0, 1000), True)
+
+
+class TestWholePool:
+    """The root of the quota tree is all there is: when it is used up, cards are what is waited for."""
+
+    def test_a_full_pool_is_waited_for_with_a_range(self) -> None:
+        tree = (
+            QuotaNode(0, guarantee=8000, charged=8000, total=8000),
+            QuotaNode(2, 0, guarantee=0, charged=8000, total=8000),
+        )
+        snapshot = pool([node(1)], [ask(1, 2)], [run(1, 1, range(8), hours=2)], quotas=quota(*tree))
+        waiting = why(plan(snapshot))
+        assert waiting.code == "waiting_for_release"
+        assert waiting.estimate is not None
+        assert waiting.estimate.earliest == NOW + 2 * HOUR
+
+    def test_a_gang_keeps_its_promise_while_small_work_passes(self) -> None:
+        tree = (
+            QuotaNode(0, guarantee=8000, charged=6000, total=6000),
+            QuotaNode(2, 0, guarantee=0, charged=6000, total=6000),
+        )
+        pending = [ask(1, 8), ask(2, 2, duration_ms=3 * HOUR), ask(3, 2, duration_ms=HOUR)]
+        result = plan(pool([node(1)], pending, [run(1, 1, range(6), hours=2)], quotas=quota(*tree)))
+        assert [reserve.request_id for reserve in result.reserves] == [1, 2]
+        assert list(placed(result)) == [3]
+        assert why(result, 2).code == "behind"
+
+    def test_kept_capacity_of_others_is_still_a_matter_of_quota(self) -> None:
+        tree = (
+            QuotaNode(0, guarantee=8000),
+            QuotaNode(2, 0, guarantee=0),
+            QuotaNode(3, 0, guarantee=8000, lend_limit=0),
+        )
+        waiting = why(plan(pool([node(1)], [ask(1, 2)], quotas=quota(*tree))))
+        assert waiting.code == "quota_blocked"
+        assert (waiting.figures["level"], waiting.figures["limit"]) == (0, 0)

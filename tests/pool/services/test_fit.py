@@ -63,7 +63,7 @@ def test_the_level_that_blocks_is_named(team, h800):
 def test_no_place_gives_the_range(team, h800):
     pool.queued(team, h800, 3, duration_s=7200)
     schedule_cycle()
-    build.limits(team, h800, 16)
+    build.limits(team, h800, 16, hard_cap=None)
     found = fit_check(wish(team, h800, 6), max_age_s=0)
     assert (found.free_now, found.reason, found.position, found.of) == (False, "no_node_fits", 1, 1)
     assert (found.start_from, found.start_to) == (T + timedelta(hours=2), T + timedelta(hours=2, minutes=30))
@@ -72,7 +72,7 @@ def test_no_place_gives_the_range(team, h800):
 def test_a_request_in_line_is_judged_at_its_own_place(team, h800):
     pool.queued(team, h800, 8)
     schedule_cycle()
-    build.limits(team, h800, 16)
+    build.limits(team, h800, 16, hard_cap=None)
     mine = pool.queued(team, h800, 2)
     found = fit_check(mine, max_age_s=0)
     assert (found.reason, found.position, found.of) == ("waiting_for_release", 1, 1)
