@@ -12,7 +12,7 @@ from django.conf import settings
 from django.contrib.auth.models import AnonymousUser
 from django.db import DatabaseError
 from django.http import HttpRequest
-from django.urls import NoReverseMatch, reverse
+from django.urls import NoReverseMatch, get_script_prefix, reverse
 from django.utils import timezone, translation
 from django.utils.functional import Promise, SimpleLazyObject
 from django.utils.translation import gettext_lazy as _
@@ -23,6 +23,7 @@ from portal.web import counts, formats
 THEME_COOKIE = "gpupool_theme"
 ANY: frozenset[str] = frozenset()
 RESEARCHER, LEAD, ADMIN, FINANCE, AUDITOR = "researcher", "lead", "pool_admin", "finance", "auditor"
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -54,15 +55,39 @@ GROUPS: tuple[Group, ...] = (
         (
             Entry(("quotas:home",), "home", _("Home"), _r(RESEARCHER)),
             Entry(("quotas:request-new",), "plus", _("New request"), _r(RESEARCHER, LEAD)),
-            Entry(("quotas:requests", "quotas:request-list"), "list", _("My requests"), _r(RESEARCHER, LEAD), ("/requests/",)),
-            Entry(("pool:leases", "pool:lease-list"), "clock", _("My leases"), _r(RESEARCHER, LEAD), ("/leases/",)),
+            Entry(
+                ("quotas:requests", "quotas:request-list"),
+                "list",
+                _("My requests"),
+                _r(RESEARCHER, LEAD),
+                ("/requests/",),
+            ),
+            Entry(
+                ("pool:leases", "pool:lease-list"),
+                "clock",
+                _("My leases"),
+                _r(RESEARCHER, LEAD),
+                ("/leases/",),
+            ),
         ),
     ),
     Group(
         _("Department"),
         (
-            Entry(("quotas:approvals", "quotas:approval-list"), "approve", _("Approvals"), _r(LEAD, ADMIN, FINANCE), ("/approvals/",)),
-            Entry(("quotas:quotas", "quotas:quota-tree", "quotas:quota-list"), "tree", _("Quotas"), ANY, ("/quotas/",)),
+            Entry(
+                ("quotas:approvals", "quotas:approval-list"),
+                "approve",
+                _("Approvals"),
+                _r(LEAD, ADMIN, FINANCE),
+                ("/approvals/",),
+            ),
+            Entry(
+                ("quotas:quotas", "quotas:quota-tree", "quotas:quota-list"),
+                "tree",
+                _("Quotas"),
+                ANY,
+                ("/quotas/",),
+            ),
         ),
     ),
     Group(
@@ -78,18 +103,54 @@ GROUPS: tuple[Group, ...] = (
         _("Finance"),
         (
             Entry(("quotas:finance-home", "quotas:finance"), "home", _("Overview"), _r(FINANCE)),
-            Entry(("quotas:month",), "chart", pgettext_lazy("finance", "Month"), _r(FINANCE, AUDITOR, LEAD, ADMIN), ("/months/", "/month/")),
-            Entry(("quotas:prices", "quotas:price-list"), "coins", _("Price book"), _r(FINANCE, AUDITOR), ("/prices/",)),
-            Entry(("quotas:ledger", "quotas:ledger-list"), "table", _("Ledger"), _r(FINANCE, AUDITOR), ("/ledger/",)),
+            Entry(
+                ("quotas:month",),
+                "chart",
+                pgettext_lazy("finance", "Month"),
+                _r(FINANCE, AUDITOR, LEAD, ADMIN),
+                ("/months/", "/month/"),
+            ),
+            Entry(
+                ("quotas:prices", "quotas:price-list"),
+                "coins",
+                _("Price book"),
+                _r(FINANCE, AUDITOR),
+                ("/prices/",),
+            ),
+            Entry(
+                ("quotas:ledger", "quotas:ledger-list"),
+                "table",
+                _("Ledger"),
+                _r(FINANCE, AUDITOR),
+                ("/ledger/",),
+            ),
             Entry(("monitoring:reports",), "chart", _("Reports"), _r(FINANCE, AUDITOR, ADMIN)),
         ),
     ),
     Group(
         _("Installation"),
         (
-            Entry(("accounts:people", "accounts:person-list", "accounts:user-list"), "users", _("People"), _r(ADMIN, AUDITOR), ("/people/", "/departments/")),
-            Entry(("quotas:policy", "quotas:approval-policy"), "sliders", _("Policy"), _r(ADMIN, AUDITOR), ("/policy/",)),
-            Entry(("ops:audit", "accounts:audit", "ops:audit-list"), "shield", _("Audit"), _r(ADMIN, AUDITOR), ("/audit/",)),
+            Entry(
+                ("accounts:people", "accounts:person-list", "accounts:user-list"),
+                "users",
+                _("People"),
+                _r(ADMIN, AUDITOR),
+                ("/people/", "/departments/"),
+            ),
+            Entry(
+                ("quotas:policy", "quotas:approval-policy"),
+                "sliders",
+                _("Policy"),
+                _r(ADMIN, AUDITOR),
+                ("/policy/",),
+            ),
+            Entry(
+                ("ops:audit", "accounts:audit", "ops:audit-list"),
+                "shield",
+                _("Audit"),
+                _r(ADMIN, AUDITOR),
+                ("/audit/",),
+            ),
         ),
     ),
 )
@@ -132,8 +193,14 @@ def _groups(request: HttpRequest) -> list[dict[str, Any]]:
             url = resolve(*entry.names)
             if not url:
                 continue
-            row = {"url": url, "icon": entry.icon, "label": entry.label, "count": counts.of(request, *entry.names), "current": False}
-            bare = url.removeprefix(request.META.get("SCRIPT_NAME", "")) or "/"
+            row = {
+                "url": url,
+                "icon": entry.icon,
+                "label": entry.label,
+                "count": counts.of(request, *entry.names),
+                "current": False,
+            }
+            bare = f"/{url.removeprefix(get_script_prefix())}"
             for start in (bare, *entry.within):
                 if here.startswith(start) and len(start) > best and (start != "/" or here == "/"):
                     best, current = len(start), row
@@ -147,7 +214,10 @@ def _groups(request: HttpRequest) -> list[dict[str, Any]]:
 
 def theme_of(request: HttpRequest) -> str:
     """``light``, ``dark`` or "" (as the device): the cookie of this browser first, then the person's choice."""
-    for choice in (request.COOKIES.get(THEME_COOKIE, ""), getattr(getattr(request, "user", None), "theme", "")):
+    for choice in (
+        request.COOKIES.get(THEME_COOKIE, ""),
+        getattr(getattr(request, "user", None), "theme", ""),
+    ):
         if choice in {"light", "dark"}:
             return str(choice)
         if choice == "system":
@@ -158,9 +228,12 @@ def theme_of(request: HttpRequest) -> str:
 def _languages() -> list[dict[str, str]]:
     now = (translation.get_language() or "en").lower()
     return [
-        {"code": code, "name": {"zh-hans": "中文", "en": "English"}.get(code, str(name)),
-         "switch": {"zh-hans": "切换到中文", "en": "Switch to English"}.get(code, str(name)),
-         "lang": "zh-Hans" if code == "zh-hans" else code}
+        {
+            "code": code,
+            "name": {"zh-hans": "中文", "en": "English"}.get(code, str(name)),
+            "switch": {"zh-hans": "切换到中文", "en": "Switch to English"}.get(code, str(name)),
+            "lang": "zh-Hans" if code == "zh-hans" else code,
+        }
         for code, name in settings.LANGUAGES
         if code.lower() != now
     ]

@@ -10,13 +10,16 @@ from django.contrib.messages.storage.cookie import CookieStorage
 from django.db import OperationalError
 from django.http import HttpRequest
 from django.test import Client, RequestFactory, override_settings
+from django.urls import set_script_prefix
 from django.utils import translation
 from django.utils.translation import gettext_lazy as _
 
 from portal.accounts.models import RoleBinding, User
+from portal.accounts.policy import policy_of
 from portal.kernel.errors import Blocked, Invalid, NotFound, Refused
 from portal.web import health, views
 from portal.web.middleware import DomainErrorMiddleware
+from portal.web.nav import navigation
 
 HTMX = {"HX-Request": "true"}
 
@@ -159,3 +162,17 @@ def test_readyz_names_what_is_away(client: Client, monkeypatch: pytest.MonkeyPat
 def test_design_page_is_not_for_everybody_in_production(client: Client) -> None:
     with override_settings(GPUPOOL_ENV="production", GPUPOOL_DEMO=False):
         assert client.get("/design/").status_code == 404
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("prefix", ["/", "/gpu/"])
+def test_the_current_entry_is_marked_also_under_a_path_prefix(prefix: str) -> None:
+    request = request_for("/nodes/import/", user=person("pool_admin"))
+    request.policy = policy_of(request.user)  # type: ignore[attr-defined]
+    set_script_prefix(prefix)
+    try:
+        groups = navigation(request)["shell"]["groups"]
+    finally:
+        set_script_prefix("/")
+    current = [entry["url"] for group in groups for entry in group["entries"] if entry["current"]]
+    assert current == [f"{prefix}nodes/"]
