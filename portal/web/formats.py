@@ -118,7 +118,11 @@ def moment(when: dt.datetime, style: str = "", now: dt.datetime | None = None) -
         return date(when, now)
     if style == "day":
         return f"{weekday(when)}{NBSP}{date(when, now)}"
-    text = f"{date(when, now)}{NBSP}{local:%H:%M:%S}" if style == "seconds" else f"{date(when, now)}{NBSP}{local:%H:%M}"
+    text = (
+        f"{date(when, now)}{NBSP}{local:%H:%M:%S}"
+        if style == "seconds"
+        else f"{date(when, now)}{NBSP}{local:%H:%M}"
+    )
     return f"{text}{NBSP}({offset(when)})" if style == "full" else text
 
 

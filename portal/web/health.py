@@ -43,7 +43,11 @@ def migrations() -> Check:
     try:
         _migrated()
     except (LookupError, DatabaseError) as error:
-        return {"name": "migrations", "ok": False, "detail": str(error) if isinstance(error, LookupError) else type(error).__name__}
+        return {
+            "name": "migrations",
+            "ok": False,
+            "detail": str(error) if isinstance(error, LookupError) else type(error).__name__,
+        }
     return {"name": "migrations", "ok": True, "detail": ""}
 
 

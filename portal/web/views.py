@@ -42,7 +42,9 @@ def home(request: HttpRequest) -> HttpResponse:
 @require_safe
 def help_page(request: HttpRequest) -> HttpResponse:
     """``/help/``: words and first steps; open to people who are not signed in."""
-    return render(request, "portal/help.html" if request.user.is_authenticated else "portal/help_signed_out.html")
+    return render(
+        request, "portal/help.html" if request.user.is_authenticated else "portal/help_signed_out.html"
+    )
 
 
 @require_safe
@@ -138,7 +140,9 @@ def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
         403,
         code="csrf_failed",
         title=_("The form was too old"),
-        detail=_("It came from a page opened before you last signed in, or cookies are off. Nothing was changed."),
+        detail=_(
+            "It came from a page opened before you last signed in, or cookies are off. Nothing was changed."
+        ),
         template="errors/csrf.html",
     )
 
@@ -159,4 +163,6 @@ def readyz(request: HttpRequest) -> JsonResponse:
     """The process can serve: database, migrations, Redis; 503 with the part that is away."""
     checks = health.checks()
     ready = all(row["ok"] for row in checks)
-    return JsonResponse({"status": "ready" if ready else "unavailable", "checks": checks}, status=200 if ready else 503)
+    return JsonResponse(
+        {"status": "ready" if ready else "unavailable", "checks": checks}, status=200 if ready else 503
+    )
