@@ -182,7 +182,7 @@ class Agent:
         headers = {"Authorization": f"Bearer {self.settings.token}", "User-Agent": f"gpupool-agent/{VERSION}"}
         self.socket = socket = await ws.connect(self.settings.ws_url, headers, self.settings.ca_file)
         self.outbox.rewind()
-        tasks = [asyncio.ensure_future(self._reader(socket))]
+        tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._reader(socket))]
         try:
             await self.send(self.hello())
             deadline = time.monotonic() + 30
@@ -365,8 +365,9 @@ class Agent:
             loop.add_signal_handler(number, self.stop)
         await self._take_inventory()
         tasks = [asyncio.ensure_future(part()) for part in (self._connection, self._sampler, self._keeper)]
-        waiter = asyncio.ensure_future(self._done.wait())
-        finished, _ = await asyncio.wait([*tasks, waiter], return_when=asyncio.FIRST_COMPLETED)
+        waiter: asyncio.Future[Any] = asyncio.ensure_future(self._done.wait())
+        await asyncio.wait([*tasks, waiter], return_when=asyncio.FIRST_COMPLETED)
+        finished = [task for task in tasks if task.done()]  # none, unless one of them broke
         self.stop()
         await asyncio.wait(tasks, timeout=5)
         for task in tasks:
@@ -376,8 +377,7 @@ class Agent:
         self.outbox.close()
         self._write_status()
         for task in finished:
-            if task is not waiter:
-                task.result()
+            task.result()
 
 
 async def run_agent(state_dir: str, settings: config.Config) -> None:

@@ -85,8 +85,8 @@ def _exec_child(job: dict[str, Any], folder: str, report: int) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         os.execvpe(job["argv"][0], job["argv"], job["env"])
     except BaseException as error:  # whatever it is, the parent must learn it and this copy must not live on
-        number = getattr(error, "errno", None)
-        os.write(report, f"{stage}:{number}:{error}".encode("utf-8", "replace")[:400])
+        code = getattr(error, "errno", None)
+        os.write(report, f"{stage}:{code}:{error}".encode("utf-8", "replace")[:400])
     finally:
         os._exit(127)
 

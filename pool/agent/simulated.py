@@ -296,7 +296,9 @@ class SimulatedNode:
             elif kind == "stop":
                 self.stop(message)
             elif kind == "check_free":
-                found = {uuid: {"free": True, "reason": None, "procs": []} for uuid in message["gpu_uuids"]}
+                found: dict[str, Any] = {
+                    uuid: {"free": True, "reason": None, "procs": []} for uuid in message["gpu_uuids"]
+                }
                 self.put(
                     {
                         "t": "free",

@@ -96,8 +96,8 @@ class Telemetry:
         for uuid in wanted:
             row = rows.get(uuid)
             if row is None:
-                reason = str(answer.get("reason") or "gpu_lost") if not answer.get("ok") else "gpu_lost"
-                result[uuid] = {"free": False, "reason": reason, "procs": []}
+                why = "gpu_lost" if answer.get("ok") else str(answer.get("reason") or "gpu_lost")
+                result[uuid] = {"free": False, "reason": why, "procs": []}
                 continue
             _, _, _, values, missing, processes = row
             others = [job for job in self.jobs.active() if job.allocation != ended]
@@ -107,7 +107,7 @@ class Telemetry:
                 owner = self.jobs.owner_of(process["pid"])
                 if owner is None or owner.allocation == ended:
                     left.append(process)
-            reason = None
+            reason: str | None = None
             if not values and missing:
                 reason = next(iter(missing.values()))
             elif left:

@@ -20,7 +20,7 @@ from django.db import DatabaseError, InterfaceError
 from pool.selectors.agents import TokenAnswer, commands_open, token_check
 from pool.services import agent_inbox
 from pool.services.commands import command_acked, commands_sent, node_group
-from portal.kernel.errors import DomainError
+from portal.kernel.errors import Refused
 
 log = structlog.get_logger(__name__)
 SamplesSink = Callable[[int, dict[str, Any]], Awaitable[None]]
@@ -33,6 +33,17 @@ CLOSE_UNAUTHENTICATED, CLOSE_FORBIDDEN, CLOSE_PROTOCOL, CLOSE_REPLACED, CLOSE_AG
     1011,
 )
 RESEND_AFTER_BEATS = 2
+
+
+def _parsed(text: str | None) -> dict[str, Any] | None:
+    """A message as an object with its kind; None for anything else."""
+    if not text or len(text) > MAX_BYTES:
+        return None
+    try:
+        message = json.loads(text)
+    except ValueError:
+        return None
+    return message if isinstance(message, dict) and isinstance(message.get("t"), str) else None
 
 
 async def discard_samples(node_id: int, message: dict[str, Any]) -> None:
@@ -92,12 +103,11 @@ class AgentConsumer(AsyncWebsocketConsumer):
         """Take one message; what cannot be read ends the connection with 4400."""
         if self.node_id is None:
             return
-        try:
-            message = json.loads(text_data or "") if len(text_data or "") <= MAX_BYTES else None
-            kind = message["t"]
-        except (ValueError, TypeError, KeyError):
+        message = _parsed(text_data)
+        if message is None:
             await self.close(CLOSE_PROTOCOL)
             return
+        kind = message["t"]
         try:
             if kind == "hello":
                 await self.hello(message)
@@ -117,10 +127,10 @@ class AgentConsumer(AsyncWebsocketConsumer):
             elif kind in agent_inbox.DURABLE:
                 await database_sync_to_async(agent_inbox.agent_message)(node_id=self.node_id, message=message)
                 await self.say({"t": "ack", "seq": message["seq"]})
-        except DomainError as error:
+        except Refused as error:
             await self.refuse(error.code, str(error.detail), CLOSE_FORBIDDEN)
-        except (DatabaseError, InterfaceError, KeyError, TypeError, ValueError) as error:
-            # Not acknowledged: after its pause the agent connects again and sends it again.
+        except Exception as error:  # the database is away, or a fault of ours: nothing was acknowledged,
+            # so after its pause the agent connects again and sends it again.
             log.warning("agent_message_failed", node=self.node_id, kind=kind, error=repr(error)[:300])
             await self.close(CLOSE_AGAIN)
 

@@ -13,7 +13,7 @@ from uuid import UUID
 
 import structlog
 from django.conf import settings
-from django.db import transaction
+from django.db import DataError, IntegrityError, transaction
 from django.db.models import Exists, OuterRef
 from django.utils.dateparse import parse_datetime
 
@@ -32,7 +32,7 @@ from pool.services.member_reports import (
     member_starting,
 )
 from portal.kernel.clock import now
-from portal.kernel.errors import Refused
+from portal.kernel.errors import DomainError, Refused
 from portal.kernel.models import advance
 from portal.ops.models import Incident
 from portal.ops.outbox import outbox_add
@@ -42,6 +42,7 @@ log = structlog.get_logger(__name__)
 DURABLE = ("job", "log", "free", "event")
 LOG_LIMIT_BYTES = 8 * 1024 * 1024
 ORPHAN_GRACE_S = 10
+NONSENSE = (DataError, IntegrityError, DomainError, KeyError, TypeError, ValueError, AttributeError)
 CLEARED_BY_ITSELF = f"{NOT_FREE}_processes"
 FORGOTTEN_AFTER = timedelta(seconds=60)
 WANTED = frozenset(
@@ -234,7 +235,11 @@ def _ended(
 
 
 def agent_message(*, node_id: int, message: dict[str, Any]) -> bool:
-    """Take one durable message. False when it was taken before."""
+    """Take one durable message. False when it was taken before.
+
+    One that cannot be taken whatever one does (nonsense in it) opens an incident and counts as taken: it must not
+    block those behind it. A database that is away raises, and the message comes again.
+    """
     seq = int(message["seq"])
     kind = str(message["t"])
     with transaction.atomic():
@@ -242,7 +247,18 @@ def agent_message(*, node_id: int, message: dict[str, Any]) -> bool:
         if not fresh:
             return False
         node = Node.objects.select_related("cluster").get(pk=node_id)
-        {"job": _job, "log": _log, "free": _free, "event": _event}[kind](node, message)
+        take = {"job": _job, "log": _log, "free": _free, "event": _event}[kind]
+        try:
+            with transaction.atomic():
+                take(node, message)
+        except NONSENSE as error:
+            log.warning("agent_message_bad", node=node.name, kind=kind, error=repr(error)[:300])
+            incident_open(
+                kind="agent_message_bad",
+                dedupe_key=f"agent_message_bad:{node.uid}",
+                subject=node,
+                facts={"kind": kind, "seq": seq, "error": repr(error)[:300]},
+            )
     return True
 
 

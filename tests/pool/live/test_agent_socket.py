@@ -10,6 +10,7 @@ import pytest
 from pool.agent import ws
 from pool.models import Allocation, AllocationEvent, AllocationLog, AllocationMember, Gpu, Node
 from pool.services.commands import command_send
+from portal.ops.models import Incident
 from tests.pool.agent.builders import allocation
 from tests.pool.live.conftest import Voice, say, until
 
@@ -198,3 +199,21 @@ def test_a_mig_layout_that_changed_keeps_the_history_of_the_old_slices(alpha: Vo
         "MIG-2": True,
         "MIG-3": False,
     }
+
+
+def test_nonsense_in_a_durable_message_is_noted_and_does_not_block_the_next(alpha: Voice) -> None:
+    member = allocation(alpha.node)
+    uid = str(member.allocation.uid)
+
+    async def talk(socket: ws.WebSocket) -> None:
+        await alpha.greet(socket)
+        bad = {"t": "job", "seq": 1, "allocation": uid, "member": 0, "state": "running"}
+        assert await say(socket, **bad, pid=10**15)
+        assert await say(socket, t="free", seq=2, allocation=uid, member=0, gpus=["not", "a", "map"])
+        assert await say(socket, t="job", seq=3, allocation=uid, member=0, state="running", pid=7)
+
+    alpha.talk(talk)
+    member.refresh_from_db()
+    assert (member.state, member.pid) == ("running", 7)
+    incident = Incident.objects.get(kind="agent_message_bad")
+    assert incident.occurrences == 2
