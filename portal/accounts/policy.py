@@ -46,7 +46,8 @@ class Scope:
     def q(self, field_name: str = "department_id") -> Q:
         """A filter on a model's department column; an empty scope matches nothing."""
         if self.everything:
-            return Q()
+            # Always true, and still true in `scope.q() | Q(…)`: an empty Q() would drop out of the OR.
+            return ~Q(pk__in=[])
         return Q(**{f"{field_name}__in": sorted(self.ids)})
 
 
