@@ -28,13 +28,15 @@ RESEARCHER, LEAD, ADMIN, FINANCE, AUDITOR = "researcher", "lead", "pool_admin", 
 @dataclass(frozen=True)
 class Entry:
     """A place in the navigation. ``names``: URL names, the first that exists is used; ``roles``: who sees it
-    (empty: all); ``within``: path beginnings, besides its own, where the entry counts as the current one."""
+    (empty: all); ``within``: path beginnings, besides its own, where the entry counts as the current one; ``staff``:
+    only for those who may use the data admin."""
 
     names: tuple[str, ...]
     icon: str
     label: str | Promise
     roles: frozenset[str] = ANY
     within: tuple[str, ...] = ()
+    staff: bool = False
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,7 @@ GROUPS: tuple[Group, ...] = (
                 _r(ADMIN, AUDITOR),
                 ("/audit/",),
             ),
+            Entry(("admin:index",), "table", _("Data admin"), ANY, staff=True),
         ),
     ),
 )
@@ -182,13 +185,14 @@ def roles_of(request: HttpRequest) -> frozenset[str]:
 
 def _groups(request: HttpRequest) -> list[dict[str, Any]]:
     roles = roles_of(request)
+    staff = bool(getattr(request.user, "is_staff", False))
     here = request.path_info
     best, current = 0, None
     groups = []
     for group in GROUPS:
         rows: list[dict[str, Any]] = []
         for entry in group.entries:
-            if entry.roles and not entry.roles & roles:
+            if (entry.roles and not entry.roles & roles) or (entry.staff and not staff):
                 continue
             url = resolve(*entry.names)
             if not url:

@@ -190,6 +190,8 @@ def test_navigation_follows_the_role(
     shot(page, f"nav-{role}", full=False)
 
 
-def test_description_of_the_api_opens_under_the_policy(visit: Callable[..., Page], person: Callable[..., Any]) -> None:
+def test_description_of_the_api_opens_under_the_policy(
+    visit: Callable[..., Page], person: Callable[..., Any]
+) -> None:
     page = visit("/api/docs/", user=person("pool_admin"))
-    expect(page.locator(".opblock").first).to_be_visible(timeout=30000)
+    expect(page.locator(".opblock-tag").first).to_be_visible(timeout=30000)
