@@ -9,4 +9,5 @@ class PoolConfig(AppConfig):
 
     def ready(self) -> None:
         """Subscribe to what the rooms below tell."""
+        import pool.notices
         import pool.subscriptions  # noqa: F401

@@ -157,7 +157,7 @@ def _takes(cards: Sequence[GpuState], view: View, request: Request, need: Need) 
     )
     for card in by_fill:
         for one in slices_for(card, view, request.profile)[: request.per_node - len(takes)]:
-            takes.append(Take(card.gpu.id, (one.span,), one.charge_milli, one.memory_mib, one.id))
+            takes.append(Take(card.gpu.id, (one.span,), need.milli, one.memory_mib, one.id))
     return takes
 
 
