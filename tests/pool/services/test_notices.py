@@ -88,7 +88,7 @@ def test_notice_of_a_reclaim_and_the_way_back_in_line(running):
             grace_until=T + timedelta(hours=2), reason="new power supply",
         )  # fmt: skip
         outbox_deliver()
-    assert titles("pool.allocation_reclaim") == [f"{running.ref} is taken back at 16 Jun 14:00 (UTC+8)"]
+    assert titles("pool.allocation_reclaim") == [f"{running.ref} is taken back at 16 Jun 16:00 (UTC+8)"]
     with set_clock(T + timedelta(hours=2)):
         leases_sweep()
         Node.objects.update(schedulable="draining")
