@@ -75,6 +75,7 @@ def allocation_detail(request: HttpRequest, uid: Any) -> HttpResponse:
     """One allocation: time left, live figures (fragment), log, GPUs, where it runs, history, extend, release."""
     allocation = _allocation(request, uid)
     policy = _policy(request)
+    allocation.uid_text = str(allocation.uid)  # type: ignore[attr-defined]
     members = list(allocation.members.all())
     mine = allocation.holder_id == request.user.pk
     context = {

@@ -112,6 +112,7 @@ def node_detail(request: HttpRequest, uid: Any) -> HttpResponse:
             left = max(0, int((allocation.expires_at - now()).total_seconds() * 1000))
             rest_ms += left * allocation.charge_milli // 1000
     open_until = [a.expires_at for a in work if a.expires_at]
+    node.uid_text = str(node.uid)  # type: ignore[attr-defined]
     context = {
         "node": node,
         "gpus": gpus,
