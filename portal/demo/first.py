@@ -27,7 +27,9 @@ from portal.kernel.units import micro_from_money
 from portal.ops.actor import Actor, system
 from portal.ops.models import OutboxEvent
 from portal.up.layout import write_atomically
+from quotas.engine.billing import day_start, local_day
 from quotas.models import GpuFlavour, QuotaGrant
+from quotas.selectors.billing_time import billing_zone, month_of, next_month, previous_month
 from quotas.services.approval_policy import policy_default_ensure
 from quotas.services.grants import limits_apply
 from quotas.services.prices import rate_set
@@ -171,14 +173,16 @@ def _fleet(begun: datetime) -> dict[str, str]:
 
 
 def _prices(flavours: dict[str, GpuFlavour], begun: datetime) -> None:
-    steps = (
-        (begun - timedelta(days=cast.BEFORE), 0, "2026-A"),
-        (begun - timedelta(days=30), 1, "2026-B"),
-        (begun + timedelta(days=30), 2, "2026-C"),
+    """Three versions of the price book, each from midnight of the billing zone: before the history, last month,
+    and next month."""
+    present = month_of(begun)
+    starts = (
+        local_day(begun - timedelta(days=cast.BEFORE), billing_zone()),
+        previous_month(present),
+        next_month(present),
     )
-    for moment, index, _book in steps:
-        book = f"{moment:%Y-%m}"
-        start = moment.replace(minute=0, second=0, microsecond=0)
+    for index, day in enumerate(starts):
+        start = day_start(day, billing_zone())
         with set_clock(min(start, begun)):
             for code, amounts in cast.PRICES.items():
                 if (amount := amounts[index]) is not None:
@@ -187,7 +191,7 @@ def _prices(flavours: dict[str, GpuFlavour], begun: datetime) -> None:
                         flavour=flavours[code],
                         micro_per_gpu_hour=micro_from_money(amount),
                         valid_from=start,
-                        book=book,
+                        book=f"{day:%Y-%m}",
                         reason="demo",
                     )
 

@@ -86,8 +86,8 @@ def play(life: Life, stage: Stage) -> str:
                 return ""
             flavour = stage.flavours[life.flavour]
             with _past_alone(flavour.pk, [stage.cards[seat.card][1].id for seat in life.seats]):
-                _live(life, stage)
-            _no_messengers(life, stage.anchor)
+                refs = _live(life, stage)
+            _no_messengers(life, refs)
     except DomainError as error:
         return error.code
     return ""
@@ -118,7 +118,8 @@ def _past_alone(flavour_id: int, gpu_ids: list[int]) -> Iterator[None]:
         LeaseSpan.objects.filter(pk=pk).update(during=during)
 
 
-def _live(life: Life, stage: Stage) -> None:
+def _live(life: Life, stage: Stage) -> list[str]:
+    """Returns the references of what was made: events carry them as their key."""
     user = stage.people[life.person]
     request = _ask(life, stage, user)
     request = _agree(life, stage, request)
@@ -169,6 +170,7 @@ def _live(life: Life, stage: Stage) -> None:
             member_free(member=member, at=free, found=found)
         if not allocation_finish(allocation_id=allocation.pk):
             raise Conflict(code="not_finished", detail="not finished")
+    return [request.ref, allocation.ref]
 
 
 def _ask(life: Life, stage: Stage, user: User) -> CapacityRequest:
@@ -257,11 +259,9 @@ def _starts(low: int, seat: Seat, gpu: EngineGpu) -> bool:
     return order.index(low) == starts.index(seat.start)
 
 
-def _no_messengers(life: Life, anchor: datetime) -> None:
+def _no_messengers(life: Life, refs: list[str]) -> None:
     """The past needs no notices, no orders to agents, no pokes: they count as delivered."""
-    OutboxEvent.objects.filter(done_at=None, created_at__lt=anchor - timedelta(minutes=5)).exclude(
-        created_at__lt=life.submitted_at - timedelta(minutes=1)
-    ).update(done_at=life.ended_at)
+    OutboxEvent.objects.filter(done_at=None, key__in=refs).update(done_at=life.ended_at)
     AgentCommand.objects.filter(allocation__request__client_token=life.token).update(
         sent_at=life.started_at, acked_at=life.started_at
     )

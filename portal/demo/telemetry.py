@@ -145,6 +145,7 @@ def _raw_rows(track: Track, starts: np.ndarray) -> list[tuple[Any, ...]]:
 def _copy(table: str, columns: str, rows: list[tuple[Any, ...]]) -> None:
     """Add rows that are not there yet."""
     with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("DROP TABLE IF EXISTS pg_temp.demo_stage")
         cursor.execute(
             f"CREATE TEMP TABLE demo_stage ON COMMIT DROP AS SELECT {columns} FROM {table} LIMIT 0"
         )

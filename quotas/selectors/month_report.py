@@ -72,6 +72,7 @@ class MonthReport:
     total: Total
     running: Total
     before: Total
+    before_whole: Total
     days: list[date]
     by_day: dict[Hashable, dict[date, Total]]
     outside: Total
@@ -133,6 +134,7 @@ def month_report(policy: Policy, chosen: LineFilter, by: str) -> MonthReport:
         total=Total(),
         running=Total(),
         before=Total(),
+        before_whole=Total(),
         days=days,
         by_day=defaultdict(lambda: defaultdict(Total)),
         outside=Total(),
@@ -185,11 +187,13 @@ def _compare(
         cut_day = before.replace(day=day)
         first, last = day_bounds(local.date(), billing_zone())
         passed, length = (report.until - first) // MS, (last - first) // MS
-        query = query.filter(local_day__lte=cut_day)
     for row in query.values(column, *(() if whole else ("local_day",))).annotate(
         ms=Sum("gpu_ms"), micro=Sum("amount_micro"), n=Count("pk")
     ):
         ms, micro = row["ms"], row["micro"]
+        report.before_whole.add(ms, micro, row["n"])
+        if not whole and row["local_day"] > cut_day:
+            continue
         if not whole and row["local_day"] == cut_day:
             ms, micro = ms * passed // length, micro * passed // length
         group = groups[fold(row[column])]

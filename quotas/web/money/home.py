@@ -38,6 +38,7 @@ def finance_home(request: HttpRequest) -> HttpResponse:
         "report": report,
         "month": present,
         "last_month": previous_month(present),
+        "last_closed": any(m.closed for m in months if m.month == previous_month(present)),
         "share": round(100 * ((report.until - report.start) / (report.end - report.start)), 1),
         "decisions": waiting,
         "forecast": outlook,
