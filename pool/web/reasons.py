@@ -40,7 +40,7 @@ def _gib(mib: Any) -> str:
 
 def _quota(f: Figures) -> Why:
     limit, used, asked = f.get("limit"), f.get("used", 0), f.get("requested", 0)
-    level = str(f.get("level", ""))
+    level = str(f.get("level", "")) or _("the whole installation")
     sums = {"level": level, "used": _gpus(used), "asked": _gpus(asked), "limit": _gpus(limit)}
     return Why(
         "quota_blocked",
@@ -212,6 +212,15 @@ def _simple(code: str, f: Figures) -> Why:
             _("It needs %(need)s such nodes; the pool has %(have)s.")
             % {"need": f.get("need_nodes", 0), "have": f.get("large_enough", 0)},
             _("Fewer nodes."),
+        ),
+        "split_over_sites": (
+            _("A gang stays on one site: it needs %(need)s nodes there, the best site has %(best)s free.")
+            % {"need": f.get("need_nodes", 0), "best": f.get("best_in_one_site", 0)},
+            _("Fewer nodes, or waiting for a release."),
+        ),
+        "refused_on_apply": (
+            _("Its place was taken while it was being placed; the next plan looks again."),
+            "",
         ),
         "starting": (_("A place was found; it starts now."), ""),
         "new": (_("The next plan will judge it, within seconds."), ""),
