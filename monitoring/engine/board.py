@@ -130,6 +130,11 @@ class Board:
         self.dirty.update(changed)
         return changed
 
+    @property
+    def measures_sm(self) -> bool:
+        """Whether any cell has SM activity."""
+        return bool((self.sm != frames.NONE16).any())
+
     def newest_at(self) -> int:
         """Time of the newest sample, ms; 0 where there is none."""
         return int(self.at.max()) if len(self.at) else 0

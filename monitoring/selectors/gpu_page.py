@@ -97,12 +97,13 @@ WHERE gpu_id = %(gpu)s AND slot = 0 AND step = 3600 AND bucket >= %(start)s ORDE
 
 
 def hours(card: Gpu, zone: Any, *, days: int = 7) -> list[dict[str, Any]]:
-    """Mean busy time of each hour of the last days in the reader's zone: [{day, hours: [24 × {value, step} or None]}];
-    `step` is the shade of the load ramp.
+    """Mean busy time of each hour of the last days in the reader's zone: [{day, hours: [24 × {value, step} or {ahead} or None]}];
+    `step` is the shade of the load ramp; an hour that is still to come is `ahead`, one without data is None.
 
     On the day a clock goes back one hour comes twice and shows the mean of both; a day it goes forward has a hole.
     """
-    today = now().astimezone(zone).date()
+    local_now = now().astimezone(zone)
+    today, present = local_now.date(), (local_now.date(), local_now.hour)
     first = today - timedelta(days=days - 1)
     start = datetime(first.year, first.month, first.day, tzinfo=zone)
     sums: dict[tuple[Any, int], list[int]] = {}
@@ -116,11 +117,14 @@ def hours(card: Gpu, zone: Any, *, days: int = 7) -> list[dict[str, Any]]:
     out = []
     for back in range(days):
         day = first + timedelta(days=back)
-        cells = []
+        cells: list[dict[str, Any] | None] = []
         for hour in range(24):
             n, total = sums.get((day, hour), (0, 0))
             value = mean(total, n)
             percent = None if value is None else value / 10
-            cells.append(None if percent is None else {"value": percent, "step": sum(percent >= cut for cut in _CUTS)})
-        out.append({"day": day, "hours": cells})
+            if percent is not None:
+                cells.append({"value": percent, "step": sum(percent >= cut for cut in _CUTS)})
+            else:
+                cells.append({"ahead": True} if (day, hour) > present else None)
+        out.append({"day": datetime(day.year, day.month, day.day, 12, tzinfo=zone), "hours": cells})
     return out

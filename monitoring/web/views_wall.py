@@ -70,7 +70,10 @@ def wall_page(request: HttpRequest) -> HttpResponse:
     context: dict[str, Any] = {
         "view": "table" if table else "wall",
         "measure": measure,
-        "measures": [(code, label, ICONS[code]) for code, label in MEASURES.items()],
+        # SM activity is offered only where some source measures it: NVML alone does not.
+        "measures": [
+            (code, label, ICONS[code]) for code, label in MEASURES.items() if code != "sm" or board.measures_sm or measure == "sm"
+        ],
         "sites": [(code, name) for _pk, code, name in board.sites],
         "models": sorted({row.model for row in board.nodes}),
         "departments": [(str(row.uid), tree.path(pk)) for pk, row in _departments(request.policy)],  # type: ignore[attr-defined]
@@ -84,7 +87,7 @@ def wall_page(request: HttpRequest) -> HttpResponse:
         sort = request.GET.get("sort", "")
         cells = wall.ordered(board, wall.chosen(board, wanted), sort)
         page = Paginator(cells, PER_PAGE).get_page(request.GET.get("page"))
-        context |= {"page": page, "rows": with_words(wall.rows(board, page.object_list, request.policy))}  # type: ignore[attr-defined]
+        context |= {"has_sm": board.measures_sm, "page": page, "rows": with_words(wall.rows(board, page.object_list, request.policy))}  # type: ignore[attr-defined]
     else:
         context["words"] = _words()
     return render(request, "monitoring/wall.html", context)

@@ -27,7 +27,7 @@ REASONS: dict[str, Any] = {
 
 MEASURES: dict[str, Any] = {
     "state": pgettext_lazy("measure", "State"),
-    "busy": pgettext_lazy("measure", "GPU busy (time)"),
+    "busy": pgettext_lazy("measure", "Busy time"),
     "sm": pgettext_lazy("measure", "SM activity"),
     "mem": pgettext_lazy("measure", "Memory"),
     "temp": pgettext_lazy("measure", "Temperature"),

@@ -1,0 +1,157 @@
+"""The one function that names a tile's state, and the board that keeps all tiles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from monitoring.engine import frames
+from monitoring.engine.board import Board, Cell, Holding, NodeRow
+from monitoring.engine.tiles import CODE, IDLE_MS, NO_DATA_MS, STATES, TileFacts, is_stale, tile_state
+
+NOW = 1_800_000_000_000
+GOOD = TileFacts(health="ok")
+
+
+def state(at: int = NOW - 1000, quiet: int = 0, **facts: object) -> str:
+    return tile_state(replace(GOOD, **facts), at_ms=at, quiet_since_ms=quiet, now_ms=NOW)
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({}, "free"),
+        ({"lease": "running"}, "in_use"),
+        ({"lease": "reserved"}, "reserved"),
+        ({"lease": "starting"}, "starting"),
+        ({"lease": "stopping"}, "reclaiming"),
+        ({"lease": "running", "reclaim": True}, "reclaiming"),
+        ({"reserved": True}, "reserved"),
+        ({"foreign": True}, "no_lease"),
+        ({"cordoned": True}, "cordoned"),
+        ({"schedulable": "cordoned"}, "cordoned"),
+        ({"schedulable": "cordoned", "lease": "running"}, "in_use"),
+        ({"schedulable": "draining", "lease": "running"}, "draining"),
+        ({"schedulable": "draining"}, "cordoned"),
+        ({"schedulable": "maintenance", "condition": "fault"}, "maintenance"),
+        ({"condition": "fault", "lease": "running"}, "fault"),
+        ({"condition": "vanished", "lease": "running"}, "lost"),
+        ({"health": "lost", "lease": "running"}, "lost"),
+        ({"split": True}, "split"),
+    ],
+)
+def test_each_state(facts: dict[str, object], expected: str) -> None:
+    assert state(**facts) == expected
+
+
+def test_no_data_is_neither_free_nor_idle_p019_p063() -> None:
+    assert state(at=0) == "no_data"
+    assert state(at=NOW - NO_DATA_MS - 1, lease="running", quiet=NOW - 10 * IDLE_MS) == "no_data"
+    assert state(at=NOW - NO_DATA_MS) == "free"
+
+
+def test_idle_only_after_ten_quiet_minutes_of_this_holder() -> None:
+    assert state(lease="running", quiet=NOW - IDLE_MS) == "idle"
+    assert state(lease="running", quiet=NOW - IDLE_MS + 1) == "in_use"
+    assert state(lease="running", quiet=NOW - 9 * IDLE_MS, held_since_ms=NOW - 1000) == "in_use"
+    assert state(lease="running", quiet=0) == "in_use"
+    assert state(lease="starting", quiet=NOW - 9 * IDLE_MS) == "starting"
+
+
+def test_stale_by_age_of_each_card_g090() -> None:
+    assert not is_stale(at_ms=NOW - 30_000, now_ms=NOW)
+    assert is_stale(at_ms=NOW - 30_001, now_ms=NOW)
+    assert not is_stale(at_ms=0, now_ms=NOW)
+
+
+def board(cards: int = 3) -> Board:
+    nodes = [NodeRow(1, "n", "sh-01", 0, "H800", "h800", list(range(cards)))]
+    cells = [Cell(10 + i, 0, f"gpu-{i}", 0, i, power_limit_w=700) for i in range(cards)]
+    return Board([(1, "sh", "Shanghai")], nodes, cells, [replace(GOOD) for _ in cells], [Holding() for _ in cells])
+
+
+def record(gpu: int, at: int = NOW, **more: int) -> np.ndarray:
+    out = np.zeros(1, dtype=frames.BUS)
+    base = {"gpu": gpu, "at": at, "mem_used": 40_000, "mem_total": 80_000, "power": 300_499, "util": 505, "sm": frames.NONE16, "temp": 55}
+    for name, value in {**base, **more}.items():
+        out[name] = value
+    return out
+
+
+def test_board_takes_newer_samples_only_and_says_what_changed() -> None:
+    b = board()
+    assert list(b.refresh(NOW, everything=True)) == [0, 1, 2] or b.columns["state"][0] == CODE["no_data"]
+    assert b.take(record(11)) == [1] and b.take(record(11, at=NOW - 5)) == [] and b.take(record(99)) == []
+    assert list(b.refresh(NOW)) == [1]
+    cell = b.columns[1]
+    assert (cell["busy"], cell["sm"], cell["mem"], cell["temp"], cell["power"]) == (51, frames.NA8, 50, 55, 300)
+    assert STATES[cell["state"]] == "free"
+    assert list(b.refresh(NOW)) == []
+    b.take(record(11, at=NOW + 1000, util=1, mem_used=frames.NONE32, temp=frames.NONE16, power=frames.NONE32))
+    b.refresh(NOW + 1000)
+    cell = b.columns[1]
+    assert (cell["busy"], cell["mem"], cell["temp"], cell["power"]) == (1, frames.NA8, frames.NA8, frames.NA16)
+
+
+def test_ages_pass_by_themselves() -> None:
+    b = board()
+    b.take(record(10))
+    b.refresh(NOW, everything=True)
+    changed = b.refresh(NOW + 31_000, everything=True)
+    assert list(changed) == [0] and b.columns[0]["flags"] & frames.FLAG_STALE
+    assert STATES[b.columns[0]["state"]] == "free"
+    b.refresh(NOW + 61_000, everything=True)
+    assert STATES[b.columns[0]["state"]] == "no_data"
+
+
+def test_sums_add_up_to_what_is_installed() -> None:
+    b = board(6)
+    b.facts[0].lease, b.held[0].charge = "running", 1000
+    b.facts[1].lease, b.held[1].charge = "running", 250
+    b.facts[2].condition = "fault"
+    b.facts[3].cordoned = True
+    b.facts[4].foreign = True
+    for gpu in range(10, 15):
+        b.take(record(gpu))
+    b.refresh(NOW, everything=True)
+    s = b.sums()
+    assert (s.installed, s.allocated, s.free, s.cordoned, s.outside, s.down) == (6000, 1250, 750, 1000, 1000, 2000)
+    assert s.installed == s.allocated + s.free + s.stranded + s.cordoned + s.outside + s.maintenance + s.down
+    assert s.with_data == 4
+
+
+def test_stranded_of_a_split_card() -> None:
+    nodes = [NodeRow(1, "n", "sh-01", 0, "A100", "a100", [0])]
+    cells = [Cell(1, 0, "g", 0, 0), Cell(1, 2, "g", 0, 0, "3g.40gb", 0, 4, 3), Cell(1, 3, "g", 0, 0, "2g.20gb", 4, 2, 2)]
+    facts = [replace(GOOD, split=True), replace(GOOD, lease="running"), replace(GOOD)]
+    b = Board([(1, "sh", "Shanghai")], nodes, cells, facts, [Holding(charge=428), Holding(), Holding()])
+    b.take(record(1))
+    b.refresh(NOW, everything=True)
+    s = b.sums()
+    assert (s.installed, s.allocated, s.stranded, s.free) == (1000, 428, 1000 - 428 - 285, 285)
+
+
+def test_frames_round_trip_and_sizes() -> None:
+    cells = np.zeros(2000, dtype=frames.CELLS)
+    cells["busy"], cells["power"] = np.arange(2000) % 101, np.arange(2000)
+    whole = frames.snapshot(cells, identity=7, number=41, at_ms=NOW)
+    assert len(whole) == 24 + 4 + 8 * 2000
+    back = frames.decode(whole)
+    assert (back["kind"], back["identity"], back["number"], back["at_ms"]) == (frames.SNAPSHOT, 7, 41, NOW)
+    assert (back["cells"] == cells).all()
+    part = frames.delta(cells, np.array([3, 1999]), identity=7, number=42, at_ms=NOW)
+    assert len(part) == 24 + 4 + 12 * 2
+    back = frames.decode(part)
+    assert list(back["index"]) == [3, 1999] and list(back["cells"]["power"]) == [3, 1999]
+    beat = frames.decode(frames.head(frames.BEAT, identity=7, number=42, at_ms=NOW))
+    assert beat["kind"] == frames.BEAT and beat["number"] == 42
+    assert frames.bus_decode(frames.bus_facts(gpus=[1, 2])) == (frames.BUS_FACTS, {"gpus": [1, 2]})
+    for broken in (b"", b"\x09x", b"\x01short"):
+        with pytest.raises(ValueError):
+            frames.bus_decode(broken)
+
+
+def test_identity_changes_with_order_and_layout() -> None:
+    assert board(3).version == board(3).version != board(4).version
