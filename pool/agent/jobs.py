@@ -8,6 +8,7 @@ files with what was reported and puts the difference into the outbox; it never w
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -25,6 +26,7 @@ from pool.agent.nvml import utc_now
 from pool.agent.outbox import Outbox
 from pool.agent.shim import signal_number
 
+log = logging.getLogger("gpupool.agent")
 SAFE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,80}$")
 KEEP_SECONDS = 7 * 86400
 TELL_SECONDS = 86400
@@ -371,10 +373,14 @@ class Jobs:
         self.jobs[(allocation, member)] = job
 
     def poll(self) -> None:
-        for job in self.jobs.values():
+        """Compare every unfinished job with its folder; trouble with one stops none of the others."""
+        for job in list(self.jobs.values()):
             if not job.finished:
-                job.look()
-                job.report()
+                try:
+                    job.look()
+                    job.report()
+                except (OSError, ValueError, KeyError, TypeError) as error:
+                    log.error("job %s.%s: %r", job.allocation, job.member, error)
 
     def active(self) -> list[Job]:
         return [job for job in self.jobs.values() if job.exit is None]

@@ -33,6 +33,7 @@ CLOSE_UNAUTHENTICATED, CLOSE_FORBIDDEN, CLOSE_PROTOCOL, CLOSE_REPLACED, CLOSE_AG
     1011,
 )
 RESEND_AFTER_BEATS = 2
+REJOIN_AFTER_BEATS = 12
 
 
 def _parsed(text: str | None) -> dict[str, Any] | None:
@@ -165,6 +166,9 @@ class AgentConsumer(AsyncWebsocketConsumer):
         assert self.node_id is not None
         commands = await database_sync_to_async(commands_open)(self.node_id)
         self._beats += lost_pokes
+        if lost_pokes and self._beats % REJOIN_AFTER_BEATS == 0:
+            # A restarted Redis forgot the group, and memberships expire after a day.
+            await self.channel_layer.group_add(self.group, self.channel_name)
         fresh = []
         for command in commands:
             last = self._sent.get(command["command"])
