@@ -8,7 +8,7 @@ from django.urls import path
 
 from monitoring.api.views import AllocationHistoryView, HistoryView, SamplesView, StateView
 
-_LIST = {"get": "list"}
+_LIST: Any = {"get": "list"}
 router_entries: list[tuple[str, Any, str]] = []
 urlpatterns_v1: list[Any] = [
     path("telemetry/state/", StateView.as_view(_LIST), name="telemetry-state"),

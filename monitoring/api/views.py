@@ -54,7 +54,10 @@ class StateView(TelemetryView):
         board = board_now()
         get = request.query_params
         wanted = wall.WallFilter(
-            site=get.get("site", ""), model=get.get("model", ""), state=get.get("state", ""), q=get.get("q", "")[:80]
+            site=get.get("site", ""),
+            model=get.get("model", ""),
+            state=get.get("state", ""),
+            q=get.get("q", "")[:80],
         )
         page = self.paginate_queryset(wall.chosen(board, wanted))  # type: ignore[arg-type]
         rows = wall.rows(board, page or [], self.policy)
@@ -93,7 +96,9 @@ def _time(request: Request, name: str, default: datetime) -> datetime:
     try:
         return from_ms(parse_time(raw))
     except RowRefused as error:
-        raise Invalid.field(name, _("A time with its zone is needed, such as 2026-06-16T14:03:12Z.")) from error
+        raise Invalid.field(
+            name, _("A time with its zone is needed, such as 2026-06-16T14:03:12Z.")
+        ) from error
 
 
 class SamplesView(TelemetryView):
@@ -125,13 +130,17 @@ class SamplesView(TelemetryView):
                 "to": end.isoformat(),
                 "samples": [
                     {
-                        "at": from_ms(t).isoformat(), "busy_percent": busy, "sm_activity_percent": sm, "memory_used_mib": mem,
-                        "temperature_celsius": temp, "power_watts": power,
+                        "at": from_ms(t).isoformat(),
+                        "busy_percent": busy,
+                        "sm_activity_percent": sm,
+                        "memory_used_mib": mem,
+                        "temperature_celsius": temp,
+                        "power_watts": power,
                     }
                     for t, busy, sm, mem, temp, power in columns
                 ],
             }
-        )  # fmt: skip
+        )
 
 
 class HistoryView(TelemetryView):
@@ -186,11 +195,19 @@ def history_json(uid: UUID, keys: list[access.Key], request: Request) -> dict[st
         "to": end.astimezone(UTC).isoformat(),
         "points": [
             {
-                "at": p.at.astimezone(UTC).isoformat(), "samples": p.samples, "coverage": round(p.coverage, 4),
-                "busy_percent": p.util, "busy_percent_max": p.util_max, "sm_activity_percent": p.sm, "memory_used_mib": p.mem_mib,
-                "memory_used_mib_max": p.mem_max_mib, "temperature_celsius": p.temp, "temperature_celsius_max": p.temp_max,
-                "power_watts": p.power_w, "power_watts_max": p.power_max_w,
+                "at": p.at.astimezone(UTC).isoformat(),
+                "samples": p.samples,
+                "coverage": round(p.coverage, 4),
+                "busy_percent": p.util,
+                "busy_percent_max": p.util_max,
+                "sm_activity_percent": p.sm,
+                "memory_used_mib": p.mem_mib,
+                "memory_used_mib_max": p.mem_max_mib,
+                "temperature_celsius": p.temp,
+                "temperature_celsius_max": p.temp_max,
+                "power_watts": p.power_w,
+                "power_watts_max": p.power_max_w,
             }
             for p in points
         ],
-    }  # fmt: skip
+    }

@@ -168,7 +168,8 @@ class Board:
             flags[k] = (frames.FLAG_STALE if stale else 0) | (frames.FLAG_LATCHED if self.latched[i] else 0)
         fresh["state"], fresh["flags"] = states, flags
         self.columns[which] = fresh
-        return which[before != fresh]
+        different: npt.NDArray[np.int64] = which[before != fresh]
+        return different
 
     def cards(self) -> Iterable[int]:
         """Cells that are whole cards."""
@@ -181,10 +182,11 @@ class Board:
             out[STATES[self.columns[i]["state"]]] += 1
         return out
 
-
     def sums(self, chosen: Iterable[int] | None = None) -> Sums:
         """The sums of these cards (all of them by default), by the states of the last `refresh`."""
-        part = dict.fromkeys(("allocated", "free", "stranded", "cordoned", "outside", "maintenance", "down"), 0)
+        part = dict.fromkeys(
+            ("allocated", "free", "stranded", "cordoned", "outside", "maintenance", "down"), 0
+        )
         cards = with_data = 0
         now_states = self.columns["state"]
         for i in self.cards() if chosen is None else chosen:
@@ -227,5 +229,7 @@ def _percent(per_mille: npt.NDArray[np.int16]) -> npt.NDArray[Any]:
 def _share(used: npt.NDArray[np.int32], total: npt.NDArray[np.int32]) -> npt.NDArray[Any]:
     ok = (used >= 0) & (total > 0)
     share = np.zeros(len(used), np.int64)
-    np.divide(used.astype(np.int64) * 200 + total, 2 * total.astype(np.int64), out=share, where=ok, casting="unsafe")
+    np.divide(
+        used.astype(np.int64) * 200 + total, 2 * total.astype(np.int64), out=share, where=ok, casting="unsafe"
+    )
     return np.where(ok, np.clip(share, 0, 254), frames.NA8)

@@ -45,7 +45,15 @@ BUS = np.dtype(
     ]
 )
 
-COLUMNS = (("power", "<u2"), ("state", "u1"), ("flags", "u1"), ("busy", "u1"), ("sm", "u1"), ("mem", "u1"), ("temp", "u1"))
+COLUMNS = (
+    ("power", "<u2"),
+    ("state", "u1"),
+    ("flags", "u1"),
+    ("busy", "u1"),
+    ("sm", "u1"),
+    ("mem", "u1"),
+    ("temp", "u1"),
+)
 CELLS = np.dtype([(name, kind) for name, kind in COLUMNS])
 FLAG_STALE, FLAG_LATCHED = 1, 2
 
@@ -83,7 +91,9 @@ def snapshot(cells: npt.NDArray[Any], *, identity: int, number: int, at_ms: floa
     return b"".join(parts)
 
 
-def delta(cells: npt.NDArray[Any], index: npt.NDArray[Any], *, identity: int, number: int, at_ms: float) -> bytes:
+def delta(
+    cells: npt.NDArray[Any], index: npt.NDArray[Any], *, identity: int, number: int, at_ms: float
+) -> bytes:
     """The cells at `index` only; an empty index is a beat in all but name and keeps the numbers without gaps."""
     parts = [head(DELTA, identity=identity, number=number, at_ms=at_ms), struct.pack("<I", len(index))]
     parts.append(index.astype("<u4").tobytes())

@@ -40,7 +40,13 @@ _SPELLINGS = {
     "[insufficient permissions]": "not_permitted",
 }
 _BLANKS = frozenset(
-    {0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF, 0xFFFF, *range(2147483632, 2147483636), *range(140737488355328, 140737488355332)}
+    {
+        0xFFFFFFFF,
+        0xFFFFFFFFFFFFFFFF,
+        0xFFFF,
+        *range(2147483632, 2147483636),
+        *range(140737488355328, 140737488355332),
+    }
 )
 _BLANK_FROM = 9.2233720368547758e18
 

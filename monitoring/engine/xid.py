@@ -18,7 +18,16 @@ STRENGTH = (
     "drain_node",
 )
 BURST_S = 60
-RECOVERY = {0: "ignore", 1: "drain_gpu", 2: "drain_node", 3: "drain_gpu", 4: "drain_gpu", 5: "ticket", 6: "drain_gpu", 7: "drain_node"}
+RECOVERY = {
+    0: "ignore",
+    1: "drain_gpu",
+    2: "drain_node",
+    3: "drain_gpu",
+    4: "drain_gpu",
+    5: "ticket",
+    6: "drain_gpu",
+    7: "drain_node",
+}
 
 
 def effect_of(entry: dict[str, Any] | None, *, data: dict[str, Any], repeated: bool, owners: int) -> str:

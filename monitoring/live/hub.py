@@ -155,7 +155,9 @@ class Hub:
     def wall_snapshot(self) -> bytes:
         """The whole wall as it stands, with the number that the next delta follows."""
         board = self._board
-        return frames.snapshot(board.columns, identity=board.version, number=self.number, at_ms=board.newest_at())
+        return frames.snapshot(
+            board.columns, identity=board.version, number=self.number, at_ms=board.newest_at()
+        )
 
     @property
     def _board(self) -> Board:
@@ -168,7 +170,9 @@ class Hub:
     async def _listen(self) -> None:
         pause = 0.2
         while True:
-            client = redis.asyncio.Redis.from_url(settings.REDIS_URL, socket_timeout=None, health_check_interval=0)
+            client = redis.asyncio.Redis.from_url(
+                settings.REDIS_URL, socket_timeout=None, health_check_interval=0
+            )
             try:
                 async with client.pubsub() as channel:
                     await channel.subscribe(CHANNEL)

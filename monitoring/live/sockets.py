@@ -149,30 +149,48 @@ class CellsSocket(LiveSocket):
         if outlet.lost:
             outlet.lost = False
             outlet.changed.clear()
-            points = LIVE_POINTS if len(self.keys) == 1 else max(60, min(LIVE_POINTS, SHARED_POINTS // max(1, len(self.keys))))
+            points = (
+                LIVE_POINTS
+                if len(self.keys) == 1
+                else max(60, min(LIVE_POINTS, SHARED_POINTS // max(1, len(self.keys))))
+            )
             lines = await _in_thread(_recent, list(self.keys), points)
             cells = []
             for i, key in enumerate(self.keys):
                 at = board.index.get(key)
                 line = lines[key].as_json()
                 if at is None:
-                    cells.append({"gpu": None, "slot": key[1], "label": "–", "node": "", "history": line, "last": None})
+                    cells.append(
+                        {"gpu": None, "slot": key[1], "label": "–", "node": "", "history": line, "last": None}
+                    )
                     continue
                 cell = board.cells[at]
                 cells.append(
                     {
-                        "gpu": cell.uid, "slot": cell.slot, "label": _label(board, at), "node": board.nodes[cell.node].name,
-                        "limit_w": cell.power_limit_w or None, "history": line, "last": row_of(board, at, i),
+                        "gpu": cell.uid,
+                        "slot": cell.slot,
+                        "label": _label(board, at),
+                        "node": board.nodes[cell.node].name,
+                        "limit_w": cell.power_limit_w or None,
+                        "history": line,
+                        "last": row_of(board, at, i),
                     }
-                )  # fmt: skip
-            await self.send(json.dumps({"t": "snapshot", "n": self.number, "at": self.data_at(board), "cells": cells}))
+                )
+            await self.send(
+                json.dumps({"t": "snapshot", "n": self.number, "at": self.data_at(board), "cells": cells})
+            )
             return
         places = {board.index[key]: i for i, key in enumerate(self.keys) if key in board.index}
         rows = [row_of(board, at, places[at]) for at in sorted(outlet.changed) if at in places]
         outlet.changed.clear()
         if rows:
             self.number += 1
-            message: dict[str, Any] = {"t": "delta", "n": self.number, "at": self.data_at(board), "rows": rows}
+            message: dict[str, Any] = {
+                "t": "delta",
+                "n": self.number,
+                "at": self.data_at(board),
+                "rows": rows,
+            }
         else:
             message = {"t": "beat", "n": self.number, "at": self.data_at(board)}
         await self.send(json.dumps(message))

@@ -25,7 +25,9 @@ def may_see_holding(policy: Policy, *, holder_id: int, department_id: int | None
 def allocation_for(policy: Policy, uid: UUID) -> Allocation:
     """The allocation, or `NotFound` for one that does not exist or is not the reader's to see."""
     found = Allocation.objects.select_related("holder", "department", "flavour").filter(uid=uid).first()
-    if found is None or not may_see_holding(policy, holder_id=found.holder_id, department_id=found.department_id):
+    if found is None or not may_see_holding(
+        policy, holder_id=found.holder_id, department_id=found.department_id
+    ):
         raise NotFound(code="not_found", detail=_("There is no such allocation here."))
     return found
 

@@ -18,10 +18,26 @@ from portal.kernel.clock import now
 from portal.kernel.units import to_ms
 
 _GPU = (
-    "id", "uid", "index", "model_name", "node_id", "mig_enabled", "power_limit_mw", "flavour__code", "condition",
-    "cordoned", "foreign_use", "node__uid", "node__name", "node__health", "node__schedulable", "node__simulated",
-    "node__cluster__site_id", "node__cluster__site__code", "node__cluster__site__name",
-)  # fmt: skip
+    "id",
+    "uid",
+    "index",
+    "model_name",
+    "node_id",
+    "mig_enabled",
+    "power_limit_mw",
+    "flavour__code",
+    "condition",
+    "cordoned",
+    "foreign_use",
+    "node__uid",
+    "node__name",
+    "node__health",
+    "node__schedulable",
+    "node__simulated",
+    "node__cluster__site_id",
+    "node__cluster__site__code",
+    "node__cluster__site__name",
+)
 _LEASE_ORDER = ("running", "starting", "reserved", "stopping")
 
 
@@ -30,18 +46,25 @@ def _cards() -> Any:
         Gpu.objects.exclude(condition=Gpu.Condition.RETIRED)
         .exclude(node__schedulable=Node.Schedulable.RETIRED)
         .order_by(
-            "node__cluster__site__position", "node__cluster__site__name", "node__cluster__site_id", "model_name",
-            "node__name", "index", "id",
+            "node__cluster__site__position",
+            "node__cluster__site__name",
+            "node__cluster__site_id",
+            "model_name",
+            "node__name",
+            "index",
+            "id",
         )
-    )  # fmt: skip
+    )
 
 
 def board_load() -> Board:
     """The whole board, with facts and last samples."""
     slices: dict[int, list[tuple[int, str, int, int, int]]] = {}
     parts_of = MigSlice.objects.filter(gone_at=None).order_by("gpu_id", "start")
-    for gpu_id, *part in parts_of.values_list("gpu_id", "gpu_instance", "profile", "start", "size", "compute_slices"):
-        slices.setdefault(gpu_id, []).append(tuple(part))
+    for gpu_id, instance, profile, start, size, compute in parts_of.values_list(
+        "gpu_id", "gpu_instance", "profile", "start", "size", "compute_slices"
+    ):
+        slices.setdefault(gpu_id, []).append((instance, profile, start, size, compute))
     sites: dict[int, int] = {}
     site_rows: list[tuple[int, str, str]] = []
     nodes: dict[tuple[int, str], int] = {}
@@ -50,8 +73,27 @@ def board_load() -> Board:
     facts: list[TileFacts] = []
     held: list[Holding] = []
     for g in _cards().values_list(*_GPU):
-        (gpu_id, uid, index, model, node_id, mig, limit, flavour, condition, cordoned, foreign, node_uid, node_name,
-         health, schedulable, simulated, site_id, site_code, site_name) = g  # fmt: skip
+        (
+            gpu_id,
+            uid,
+            index,
+            model,
+            node_id,
+            mig,
+            limit,
+            flavour,
+            condition,
+            cordoned,
+            foreign,
+            node_uid,
+            node_name,
+            health,
+            schedulable,
+            simulated,
+            site_id,
+            site_code,
+            site_name,
+        ) = g
         if site_id not in sites:
             sites[site_id] = len(site_rows)
             site_rows.append((site_id, site_code, site_name))
@@ -59,7 +101,18 @@ def board_load() -> Board:
         if key not in nodes:
             nodes[key] = len(board_nodes)
             board_nodes.append(
-                NodeRow(node_id, str(node_uid), node_name, sites[site_id], model, flavour or "", [], schedulable, health, simulated)
+                NodeRow(
+                    node_id,
+                    str(node_uid),
+                    node_name,
+                    sites[site_id],
+                    model,
+                    flavour or "",
+                    [],
+                    schedulable,
+                    health,
+                    simulated,
+                )
             )
         row = nodes[key]
         watts = round((limit or 0) / 1000)
@@ -112,10 +165,19 @@ def _leases_into(board: Board, gpu_ids: set[int] | None) -> None:
     reservations = Reservation.objects.filter(cancelled_at=None, during__contains=moment)
     if gpu_ids is not None:
         leases, reservations = leases.filter(gpu_id__in=gpu_ids), reservations.filter(gpu_id__in=gpu_ids)
-    for gpu_id, instance, state, since, charge, allocation, department, holder, reclaim in leases.order_by("id").values_list(
-        "gpu_id", "mig_slice__gpu_instance", "allocation__state", "started_at", "charge", "allocation_id",
-        "allocation__department_id", "allocation__holder_id", "reclaim",
-    ):  # fmt: skip
+    for gpu_id, instance, state, since, charge, allocation, department, holder, reclaim in leases.order_by(
+        "id"
+    ).values_list(
+        "gpu_id",
+        "mig_slice__gpu_instance",
+        "allocation__state",
+        "started_at",
+        "charge",
+        "allocation_id",
+        "allocation__department_id",
+        "allocation__holder_id",
+        "reclaim",
+    ):
         card = board.index.get((gpu_id, 0))
         if card is None:
             continue
@@ -137,10 +199,21 @@ def _leases_into(board: Board, gpu_ids: set[int] | None) -> None:
 
 def _samples_into(board: Board) -> None:
     rows = GpuState.objects.values_list(
-        "gpu_id", "slot", "at", "quiet_since", "util_pm", "sm_pm", "temp_c", "mem_used_mib", "mem_total_mib", "power_mw",
+        "gpu_id",
+        "slot",
+        "at",
+        "quiet_since",
+        "util_pm",
+        "sm_pm",
+        "temp_c",
+        "mem_used_mib",
+        "mem_total_mib",
+        "power_mw",
         "latched",
-    )  # fmt: skip
-    for gpu_id, slot, at, quiet, util, sm, temp, used, total, power, latched in rows.iterator(chunk_size=5000):
+    )
+    for gpu_id, slot, at, quiet, util, sm, temp, used, total, power, latched in rows.iterator(
+        chunk_size=5000
+    ):
         i = board.index.get((gpu_id, slot))
         if i is None:
             continue

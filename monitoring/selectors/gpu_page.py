@@ -48,7 +48,9 @@ def holdings(policy: Policy, card: Gpu, *, limit: int = 10) -> list[Held]:
     moment = now()
     with connection.cursor() as cursor:
         cursor.execute(_BUSY, {"leases": [lease.pk for lease in leases], "now": moment})
-        busy = {pk: (mean(int(us), int(un)), mean(int(ss), int(sn))) for pk, un, us, sn, ss in cursor.fetchall()}
+        busy = {
+            pk: (mean(int(us), int(un)), mean(int(ss), int(sn))) for pk, un, us, sn, ss in cursor.fetchall()
+        }
     out = []
     for lease in leases:
         a = lease.allocation
@@ -85,7 +87,9 @@ def events_of(card: Gpu, *, limit: int = 12) -> list[GpuEvent]:
 
 def incidents_of(card: Gpu, *, limit: int = 6) -> list[Incident]:
     """Incidents about the card, open ones first."""
-    found = Incident.objects.filter(Q(subject_type="pool.gpu", subject_uid=card.uid)).order_by("-opened_at")[:limit]
+    found = Incident.objects.filter(Q(subject_type="pool.gpu", subject_uid=card.uid)).order_by("-opened_at")[
+        :limit
+    ]
     return sorted(found, key=lambda incident: incident.state == "closed")
 
 
@@ -97,8 +101,9 @@ WHERE gpu_id = %(gpu)s AND slot = 0 AND step = 3600 AND bucket >= %(start)s ORDE
 
 
 def hours(card: Gpu, zone: Any, *, days: int = 7) -> list[dict[str, Any]]:
-    """Mean busy time of each hour of the last days in the reader's zone: [{day, hours: [24 × {value, step} or {ahead} or None]}];
-    `step` is the shade of the load ramp; an hour that is still to come is `ahead`, one without data is None.
+    """Mean busy time of each hour of the last days in the reader's zone: [{day, hours: [24 cells]}].
+
+    A cell is {value, step} with the shade of the load ramp, {ahead} for an hour to come, None without data.
 
     On the day a clock goes back one hour comes twice and shows the mean of both; a day it goes forward has a hole.
     """

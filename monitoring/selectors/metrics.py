@@ -43,8 +43,19 @@ class PoolCollector(Collector):
 
     def _installed(self) -> Metric:
         sums = self.board.sums()
-        family = GaugeMetricFamily("gpupool_capacity_gpus", "Parts of what is installed, in GPUs", labels=["part"])
-        for part in ("installed", "allocated", "free", "stranded", "cordoned", "outside", "maintenance", "down"):
+        family = GaugeMetricFamily(
+            "gpupool_capacity_gpus", "Parts of what is installed, in GPUs", labels=["part"]
+        )
+        for part in (
+            "installed",
+            "allocated",
+            "free",
+            "stranded",
+            "cordoned",
+            "outside",
+            "maintenance",
+            "down",
+        ):
             family.add_metric([part], getattr(sums, part) / 1000)
         return family
 
@@ -54,7 +65,13 @@ class PoolCollector(Collector):
             ("gpupool_gpu_busy_ratio", "Share of time in which a kernel ran", board.util, NONE16, 1 / 1000),
             ("gpupool_gpu_sm_activity_ratio", "SM or GR-engine activity", board.sm, NONE16, 1 / 1000),
             ("gpupool_gpu_memory_used_bytes", "Memory used", board.mem_used, NONE32, 1_048_576),
-            ("gpupool_gpu_memory_total_bytes", "Memory of the card or slice", board.mem_total, NONE32, 1_048_576),
+            (
+                "gpupool_gpu_memory_total_bytes",
+                "Memory of the card or slice",
+                board.mem_total,
+                NONE32,
+                1_048_576,
+            ),
             ("gpupool_gpu_temperature_celsius", "Temperature of the card", board.temp, NONE16, 1),
             ("gpupool_gpu_power_watts", "Power of the board", board.power, NONE32, 1 / 1000),
         ]
@@ -67,7 +84,9 @@ class PoolCollector(Collector):
                 labels = [cell.uid, str(cell.slot), node.name, board.sites[node.site][1], node.model]
                 family.add_metric(labels, float(values[i]) * scale)
             yield family
-        age = GaugeMetricFamily("gpupool_gpu_last_sample_timestamp_seconds", "Time of the last sample", labels=_LABELS)
+        age = GaugeMetricFamily(
+            "gpupool_gpu_last_sample_timestamp_seconds", "Time of the last sample", labels=_LABELS
+        )
         for i, cell in enumerate(board.cells):
             if board.at[i]:
                 node = board.nodes[cell.node]

@@ -48,7 +48,14 @@ class Live:
     power: list[float | None] = field(default_factory=list)
 
     def as_json(self) -> dict[str, list[Any]]:
-        return {"t": self.t, "busy": self.busy, "sm": self.sm, "mem": self.mem, "temp": self.temp, "power": self.power}
+        return {
+            "t": self.t,
+            "busy": self.busy,
+            "sm": self.sm,
+            "mem": self.mem,
+            "temp": self.temp,
+            "power": self.power,
+        }
 
 
 _RECENT = """
@@ -59,7 +66,9 @@ WHERE s.at >= %(since)s AND s.at < %(until)s ORDER BY s.at
 """
 
 
-def recent(keys: Sequence[Key], *, length: timedelta, points: int = POINTS, until: datetime | None = None) -> dict[Key, Live]:
+def recent(
+    keys: Sequence[Key], *, length: timedelta, points: int = POINTS, until: datetime | None = None
+) -> dict[Key, Live]:
     """The raw samples of the last `length` (at most an hour), thinned to about `points` a card by leaving out."""
     length = min(length, RAW_LIMIT)
     end = until or now() + timedelta(minutes=1)
@@ -69,7 +78,8 @@ def recent(keys: Sequence[Key], *, length: timedelta, points: int = POINTS, unti
         return out
     with connection.cursor() as cursor:
         cursor.execute(
-            _RECENT, {"gpus": [k[0] for k in keys], "slots": [k[1] for k in keys], "since": start, "until": end}
+            _RECENT,
+            {"gpus": [k[0] for k in keys], "slots": [k[1] for k in keys], "since": start, "until": end},
         )
         rows = cursor.fetchall()
     gap_ms = length / timedelta(milliseconds=1) / points
@@ -129,21 +139,33 @@ def history(keys: Iterable[Key], *, start: datetime, end: datetime, step: int, p
         cursor.execute(
             _HISTORY,
             {
-                "gpus": [k[0] for k in wanted], "slots": list({k[1] for k in wanted}), "step": step, "point": point_s,
-                "start": start, "end": end,
+                "gpus": [k[0] for k in wanted],
+                "slots": list({k[1] for k in wanted}),
+                "step": step,
+                "point": point_s,
+                "start": start,
+                "end": end,
             },
-        )  # fmt: skip
+        )
         rows = cursor.fetchall()
     out = []
-    for (at, samples, covered, un, us, um, sn, ss, mn, ms, mm, tn, ts, tm, pn, ps, pm, _n) in rows:
+    for at, samples, covered, un, us, um, sn, ss, mn, ms, mm, tn, ts, tm, pn, ps, pm, _n in rows:
         out.append(
             Point(
-                at=at, samples=int(samples), coverage=min(1.0, int(covered) / (point_s * len(wanted))),
-                util=_scaled(us, un, 10), util_max=None if um is None else um / 10, sm=_scaled(ss, sn, 10),
-                mem_mib=_scaled(ms, mn, 1), mem_max_mib=mm, temp=_scaled(ts, tn, 1), temp_max=tm,
-                power_w=_scaled(ps, pn, 1000), power_max_w=None if pm is None else round(pm / 1000, 1),
+                at=at,
+                samples=int(samples),
+                coverage=min(1.0, int(covered) / (point_s * len(wanted))),
+                util=_scaled(us, un, 10),
+                util_max=None if um is None else um / 10,
+                sm=_scaled(ss, sn, 10),
+                mem_mib=_scaled(ms, mn, 1),
+                mem_max_mib=mm,
+                temp=_scaled(ts, tn, 1),
+                temp_max=tm,
+                power_w=_scaled(ps, pn, 1000),
+                power_max_w=None if pm is None else round(pm / 1000, 1),
             )
-        )  # fmt: skip
+        )
     return out
 
 

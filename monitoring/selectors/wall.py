@@ -37,7 +37,11 @@ def identity(board: Board) -> dict[str, Any]:
                 part = board.cells[k]
                 slices.append([part.profile, part.start, part.size])
                 k += 1
-            cards.append([cell.number, cell.uid, cell.power_limit_w, slices] if slices else [cell.number, cell.uid, cell.power_limit_w])
+            cards.append(
+                [cell.number, cell.uid, cell.power_limit_w, slices]
+                if slices
+                else [cell.number, cell.uid, cell.power_limit_w]
+            )
         model = models.setdefault(row.model, len(models))
         nodes.append([row.site, model, row.uid, row.name, row.schedulable, cards])
     return {
@@ -126,7 +130,9 @@ def rows(board: Board, cells: Iterable[int], policy: Policy) -> list[dict[str, A
     }
     missing = {
         (s.gpu_id, s.slot): s.missing
-        for s in GpuState.objects.filter(gpu_id__in={board.cells[i].gpu_id for i in wanted}).only("gpu_id", "slot", "missing")
+        for s in GpuState.objects.filter(gpu_id__in={board.cells[i].gpu_id for i in wanted}).only(
+            "gpu_id", "slot", "missing"
+        )
     }
     now_ms = to_ms(now())
     out = []
@@ -140,15 +146,24 @@ def rows(board: Board, cells: Iterable[int], policy: Policy) -> list[dict[str, A
         at = int(board.at[i])
         out.append(
             {
-                "gpu_uid": cell.uid, "number": cell.number, "profile": cell.profile, "node": node.name, "node_uid": node.uid,
-                "model": node.model, "site": board.sites[node.site][2], "state": STATES[board.columns[i]["state"]],
+                "gpu_uid": cell.uid,
+                "number": cell.number,
+                "profile": cell.profile,
+                "node": node.name,
+                "node_uid": node.uid,
+                "model": node.model,
+                "site": board.sites[node.site][2],
+                "state": STATES[board.columns[i]["state"]],
                 "measures": measures(board, i, missing.get((cell.gpu_id, cell.slot), {})),
-                "allocation": allocation if seen else None, "hidden": allocation is not None and not seen,
-                "at": from_ms(at) if at else None, "age_s": (now_ms - at) // 1000 if at else None,
-                "stale": bool(board.columns[i]["flags"] & 1), "latched": bool(board.latched[i]),
+                "allocation": allocation if seen else None,
+                "hidden": allocation is not None and not seen,
+                "at": from_ms(at) if at else None,
+                "age_s": (now_ms - at) // 1000 if at else None,
+                "stale": bool(board.columns[i]["flags"] & 1),
+                "latched": bool(board.latched[i]),
                 "limit_w": cell.power_limit_w or None,
             }
-        )  # fmt: skip
+        )
     return out
 
 
@@ -165,7 +180,10 @@ def measures(board: Board, i: int, missing: dict[str, str]) -> dict[str, dict[st
         "power": (_value(board.power[i], NONE32, 1000), "power_mw"),
     }
     return {
-        name: {"value": value, "reason": "" if value is not None else silent or missing.get(key, "not_reported")}
+        name: {
+            "value": value,
+            "reason": "" if value is not None else silent or missing.get(key, "not_reported"),
+        }
         for name, (value, key) in values.items()
     }
 

@@ -52,7 +52,11 @@ def gpu_event_record(payload: dict[str, Any]) -> GpuEvent | None:
     code = data.get("xid") if kind == "xid" and isinstance(data.get("xid"), int) else None
     at = _moment(payload.get("at"))
     entry = xid_catalogue().get(code) if code is not None else None
-    facts = {key: data[key] for key in ("pid", "text", "name", "user", "mem_mib", "reason", "recovery_action") if key in data}
+    facts = {
+        key: data[key]
+        for key in ("pid", "text", "name", "user", "mem_mib", "reason", "recovery_action")
+        if key in data
+    }
     with transaction.atomic():
         holders = list(_holders(card, at)) if card is not None else []
         facts["allocations"] = holders
@@ -83,11 +87,18 @@ def _holders(card: Gpu, at: datetime) -> list[str]:
 
 
 def _effect(
-    card: Gpu | None, code: int | None, at: datetime, entry: dict[str, Any] | None, data: dict[str, Any], holders: list[str]
+    card: Gpu | None,
+    code: int | None,
+    at: datetime,
+    entry: dict[str, Any] | None,
+    data: dict[str, Any],
+    holders: list[str],
 ) -> str:
     if card is None or code is None:
         return effect_of(entry, data=data, repeated=False, owners=len(holders))
-    before = list(GpuEvent.objects.filter(gpu=card, kind="xid", at__gt=at - _DAY, at__lte=at).exclude(at=at, code=code))
+    before = list(
+        GpuEvent.objects.filter(gpu=card, kind="xid", at__gt=at - _DAY, at__lte=at).exclude(at=at, code=code)
+    )
     same = [event for event in before if event.code == code]
     owners = set(holders).union(*(event.facts.get("allocations", []) for event in same))
     own = effect_of(entry, data=data, repeated=bool(same), owners=len(owners))
@@ -98,7 +109,12 @@ def _effect(
 def _act(node: Node, card: Gpu | None, event: GpuEvent) -> None:
     """Incidents, conditions and cordons that an event calls for."""
     if event.kind == "xid":
-        facts = {"node": node.name, "gpu": card.index if card else None, "at": event.at.isoformat(), **event.facts}
+        facts = {
+            "node": node.name,
+            "gpu": card.index if card else None,
+            "at": event.at.isoformat(),
+            **event.facts,
+        }
         _act_on_xid(node, card, event, facts)
     if card is not None:
         facts_changed(gpu_ids=[card.pk])
@@ -108,15 +124,24 @@ def _act_on_xid(node: Node, card: Gpu | None, event: GpuEvent, facts: dict[str, 
     effect = event.facts["effect"]
     if effect in ("ignore", "log_only"):
         return
-    severity = Incident.Severity.CRITICAL if effect in ("drain_gpu", "drain_node") else Incident.Severity.WARNING
+    severity = (
+        Incident.Severity.CRITICAL if effect in ("drain_gpu", "drain_node") else Incident.Severity.WARNING
+    )
     subject: Any = card if card is not None else node
     incident_open(
-        kind="xid", dedupe_key=f"xid:{subject.uid}:{event.code}", severity=severity, subject=subject,
+        kind="xid",
+        dedupe_key=f"xid:{subject.uid}:{event.code}",
+        severity=severity,
+        subject=subject,
         facts={**facts, "code": event.code},
-    )  # fmt: skip
+    )
     if effect == "drain_node" and node.schedulable == Node.Schedulable.OPEN:
         node_cordon(acting_user=ACTOR, node=node, reason=f"XID {event.code}")
     if card is not None and effect in ("drain_gpu", "drain_node"):
-        gpu_condition_set(acting_user=ACTOR, gpu=card, condition="fault", reason=f"xid_{event.code}", facts=facts)
+        gpu_condition_set(
+            acting_user=ACTOR, gpu=card, condition="fault", reason=f"xid_{event.code}", facts=facts
+        )
     elif card is not None and effect == "reset_when_idle" and card.condition == Gpu.Condition.OK:
-        gpu_condition_set(acting_user=ACTOR, gpu=card, condition="suspect", reason=f"xid_{event.code}", facts=facts)
+        gpu_condition_set(
+            acting_user=ACTOR, gpu=card, condition="suspect", reason=f"xid_{event.code}", facts=facts
+        )

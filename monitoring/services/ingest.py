@@ -36,8 +36,8 @@ CREATE TEMP TABLE IF NOT EXISTS monitoring_stage_state (
 ) ON COMMIT DELETE ROWS;
 DELETE FROM monitoring_stage; DELETE FROM monitoring_stage_state
 """
-_RAW_TYPES = "int8 int2 timestamptz int2 int2 int4 int4 int2 int4".split()
-_STATE_TYPES = [*_RAW_TYPES, *"text int4 int4 int8 timestamptz bool jsonb jsonb".split()]
+_RAW_TYPES = ["int8", "int2", "timestamptz", "int2", "int2", "int4", "int4", "int2", "int4"]
+_STATE_TYPES = [*_RAW_TYPES, *["text", "int4", "int4", "int8", "timestamptz", "bool", "jsonb", "jsonb"]]
 _RAW_COLUMNS = "gpu_id, slot, at, util_pm, sm_pm, mem_used_mib, mem_total_mib, temp_c, power_mw"
 _RAW = (
     f"INSERT INTO monitoring_gpusample ({_RAW_COLUMNS}) SELECT {_RAW_COLUMNS} FROM monitoring_stage "
@@ -126,7 +126,7 @@ def _write_rows(rows: list[Row], received: datetime) -> int:
             for row in rows:
                 copy.write_row(_raw_tuple(row))
         cursor.execute(_RAW)
-        new = cursor.rowcount
+        new = int(cursor.rowcount)
         if not new:
             return 0
         cursor.execute(_LOCK_STATES, [sorted({row.gpu_id for row in rows})])
@@ -138,10 +138,17 @@ def _write_rows(rows: list[Row], received: datetime) -> int:
                 last = group[-1].sample
                 copy.write_row(
                     (
-                        *_raw_tuple(group[-1]), last.mig_uuid, last.mem_reserved_mib, last.sm_clock_mhz, last.throttle,
-                        quiet_since(group, at, since), latched(last), Jsonb(last.missing), Jsonb(last.processes),
+                        *_raw_tuple(group[-1]),
+                        last.mig_uuid,
+                        last.mem_reserved_mib,
+                        last.sm_clock_mhz,
+                        last.throttle,
+                        quiet_since(group, at, since),
+                        latched(last),
+                        Jsonb(last.missing),
+                        Jsonb(last.processes),
                     )
-                )  # fmt: skip
+                )
         cursor.execute(_STATE, [received])
     minutes = {bucket_start(from_ms(row.sample.at_ms), 60) for row in rows}
     RollupDue.objects.bulk_create([RollupDue(step=60, bucket=minute) for minute in sorted(minutes)])
@@ -151,9 +158,16 @@ def _write_rows(rows: list[Row], received: datetime) -> int:
 def _raw_tuple(row: Row) -> tuple[Any, ...]:
     s = row.sample
     return (
-        row.gpu_id, row.slot, from_ms(s.at_ms), s.util_pm, s.sm_pm, s.mem_used_mib, s.mem_total_mib, s.temp_c,
+        row.gpu_id,
+        row.slot,
+        from_ms(s.at_ms),
+        s.util_pm,
+        s.sm_pm,
+        s.mem_used_mib,
+        s.mem_total_mib,
+        s.temp_c,
         s.power_mw,
-    )  # fmt: skip
+    )
 
 
 def _by_key(rows: Iterable[Row]) -> dict[tuple[int, int], list[Row]]:

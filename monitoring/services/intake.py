@@ -54,7 +54,11 @@ def batch_of(*, node_id: int, message: dict[str, Any]) -> tuple[Batch, Counter[s
     identity = node_identity(node_id, need={s.mig_uuid or s.gpu_uuid for s in samples})
     strangers: set[str] = set()
     for sample in samples:
-        place = identity.slots.get(sample.mig_uuid) if sample.mig_uuid else (identity.gpus.get(sample.gpu_uuid), 0)
+        place = (
+            identity.slots.get(sample.mig_uuid)
+            if sample.mig_uuid
+            else (identity.gpus.get(sample.gpu_uuid), 0)
+        )
         if place is None or place[0] is None:
             strangers.add(sample.gpu_uuid)
             refused["unknown"] += 1

@@ -26,7 +26,9 @@ def node_changed(payload: dict[str, Any]) -> None:
 
 def gpu_changed(payload: dict[str, Any]) -> None:
     """Subscriber of pool.gpu_condition."""
-    found = Gpu.objects.filter(Q(uid=payload.get("gpu_uid"))) if payload.get("gpu_uid") else Gpu.objects.none()
+    found = (
+        Gpu.objects.filter(Q(uid=payload.get("gpu_uid"))) if payload.get("gpu_uid") else Gpu.objects.none()
+    )
     facts_changed(gpu_ids=found.values_list("pk", flat=True))
 
 

@@ -70,7 +70,9 @@ def rollup_run(*, force: bool = False) -> dict[int, int]:
 
 def _due(step: int, force: bool) -> list[datetime]:
     """Due buckets, oldest first: closed ones at once, the open one when its refresh time has come."""
-    buckets = RollupDue.objects.filter(step=step).order_by("bucket").values_list("bucket", flat=True).distinct()
+    buckets = (
+        RollupDue.objects.filter(step=step).order_by("bucket").values_list("bucket", flat=True).distinct()
+    )
     moment = now()
     if force or step == 60:
         return list(buckets)

@@ -40,30 +40,57 @@ def history_figure(points: Sequence[Point], *, start: str, end: str, step_s: int
     xs, holes = _with_holes(points, step_s)
     rows = lines()
     layout: dict[str, Any] = {
-        "height": 560, "showlegend": False, "margin": {"l": 8, "r": 8, "t": 20, "b": 8}, "annotations": [],
+        "height": 560,
+        "showlegend": False,
+        "margin": {"l": 8, "r": 8, "t": 20, "b": 8},
+        "annotations": [],
         "xaxis": {"range": [start, end], "type": "date", "anchor": f"y{len(rows)}"},
-    }  # fmt: skip
+    }
     share = 1 / len(rows)
     for k, (title, unit, value, top) in enumerate(rows):
         axis = "" if k == 0 else str(k + 1)
         high = 1 - k * share
         colours = {"gridcolor": "--line", "linecolor": "--line-strong", "zerolinecolor": "--line"}
         layout[f"yaxis{axis}"] = {
-            "domain": [high - share + 0.05, high - 0.045], "rangemode": "tozero", "fixedrange": True, "automargin": True,
-            "nticks": 4, **colours, **({"range": [0, 100]} if unit == "%" else {}),
-        }  # fmt: skip
+            "domain": [high - share + 0.05, high - 0.045],
+            "rangemode": "tozero",
+            "fixedrange": True,
+            "automargin": True,
+            "nticks": 4,
+            **colours,
+            **({"range": [0, 100]} if unit == "%" else {}),
+        }
         layout["annotations"].append(
             {
-                "text": f"{title}, {unit}", "xref": "paper", "yref": "paper", "x": 0, "y": high - 0.005, "showarrow": False,
-                "xanchor": "left", "yanchor": "top", "font": {"size": 12, "color": "--ink-2"},
+                "text": f"{title}, {unit}",
+                "xref": "paper",
+                "yref": "paper",
+                "x": 0,
+                "y": high - 0.005,
+                "showarrow": False,
+                "xanchor": "left",
+                "yanchor": "top",
+                "font": {"size": 12, "color": "--ink-2"},
             }
-        )  # fmt: skip
+        )
         for getter, name, line in (
-            (top, _("%(measure)s, maximum") % {"measure": title}, {"color": "--line-control", "width": 1, "dash": "dot"}),
+            (
+                top,
+                _("%(measure)s, maximum") % {"measure": title},
+                {"color": "--line-control", "width": 1, "dash": "dot"},
+            ),
             (value, title, {"color": "--series", "width": 1.75}),
         ):
             ys = [None if i is None else getter(points[i]) for i in holes]
-            trace = go.Scatter(x=xs, y=ys, name=f"{name}, {unit}", mode="lines", yaxis=f"y{axis}", xaxis="x", connectgaps=False)
+            trace = go.Scatter(
+                x=xs,
+                y=ys,
+                name=f"{name}, {unit}",
+                mode="lines",
+                yaxis=f"y{axis}",
+                xaxis="x",
+                connectgaps=False,
+            )
             plain = trace.to_plotly_json()
             plain["line"] = line  # token names are no colours to the package
             traces.append(plain)
@@ -85,24 +112,48 @@ def _with_holes(points: Sequence[Point], step_s: int) -> tuple[list[str], list[i
 
 def iso(moment: Any, plus_s: int = 0) -> str:
     """A time for Plotly and CSV: UTC, whole seconds, Z."""
-    return (moment + timedelta(seconds=plus_s)).astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return (
+        (moment + timedelta(seconds=plus_s))
+        .astimezone(UTC)
+        .isoformat(timespec="seconds")
+        .replace("+00:00", "Z")
+    )
 
 
 def head() -> list[str]:
     """Column heads of table twin and CSV, units in the head."""
     return [
-        _("From"), _("Busy, mean %"), _("Busy, max %"), _("SM activity, mean %"), _("Memory, mean GiB"), _("Memory, max GiB"),
-        _("Temperature, mean °C"), _("Temperature, max °C"), _("Power, mean W"), _("Power, max W"), _("Coverage, %"),
+        _("From"),
+        _("Busy, mean %"),
+        _("Busy, max %"),
+        _("SM activity, mean %"),
+        _("Memory, mean GiB"),
+        _("Memory, max GiB"),
+        _("Temperature, mean °C"),
+        _("Temperature, max °C"),
+        _("Power, mean W"),
+        _("Power, max W"),
+        _("Coverage, %"),
         _("Samples"),
-    ]  # fmt: skip
+    ]
 
 
 def values(point: Point) -> list[Any]:
     """One row: means with one decimal, None where no sample had the measure."""
     return [
-        iso(point.at), _r(point.util), _r(point.util_max), _r(point.sm), _r(_gib(point.mem_mib)), _r(_gib(point.mem_max_mib)),
-        _r(point.temp), point.temp_max, _r(point.power_w), _r(point.power_max_w), _r(100 * point.coverage), point.samples,
-    ]  # fmt: skip
+        iso(point.at),
+        _r(point.util),
+        _r(point.util_max),
+        _r(point.sm),
+        _r(_gib(point.mem_mib)),
+        _r(_gib(point.mem_max_mib)),
+        _r(point.temp),
+        point.temp_max,
+        _r(point.power_w),
+        _r(point.power_max_w),
+        _r(100 * point.coverage),
+        point.samples,
+    ]
 
 
 def _r(value: float | None) -> float | None:

@@ -16,7 +16,8 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_GET
 
-from monitoring.selectors import access, gpu_page as about, series, wall
+from monitoring.selectors import access, series, wall
+from monitoring.selectors import gpu_page as about
 from monitoring.selectors.board import board_now
 from monitoring.selectors.metrics import metrics_text
 from monitoring.web import figures
@@ -52,7 +53,10 @@ def gpu_page(request: HttpRequest, uid: UUID) -> HttpResponse:
         "processes": state.processes if state is not None and about.may_see_processes(policy, held) else None,
         "state": state,
         "span": span.code,
-        "spans": [{"url": f"?span={code}", "label": label, "current": code == span.code} for code, label in spans.items()],
+        "spans": [
+            {"url": f"?span={code}", "label": label, "current": code == span.code}
+            for code, label in spans.items()
+        ],
         "history_url": reverse("monitoring:gpu-history", args=[uid]) + f"?span={span.code}",
         "csv_url": reverse("monitoring:gpu-history-csv", args=[uid]) + f"?span={span.code}",
         "socket": f"{_prefix(request)}/ws/gpus/{uid}/",
@@ -70,7 +74,12 @@ def _prefix(request: HttpRequest) -> str:
 
 def _event(event: Any) -> dict[str, Any]:
     """A line of the timeline."""
-    tones = {"xid": ("bad", "fault"), "gpu_lost": ("bad", "fault"), "gpu_back": ("ok", "check"), "foreign_process": ("warn", "warn")}
+    tones = {
+        "xid": ("bad", "fault"),
+        "gpu_lost": ("bad", "fault"),
+        "gpu_back": ("ok", "check"),
+        "foreign_process": ("warn", "warn"),
+    }
     tone, icon = tones.get(event.kind, ("mute", "info"))
     meaning = event.facts.get("meaning", "")
     text = str(EVENTS.get(event.kind, event.kind)).replace("{code}", str(event.code or ""))
@@ -84,7 +93,9 @@ def _event(event: Any) -> dict[str, Any]:
 def _figure(keys: list[access.Key], span: series.Span) -> dict[str, Any]:
     end = now()
     points = series.span_points(keys, span)
-    return figures.history_figure(points, start=figures.iso(end - span.length), end=figures.iso(end), step_s=span.point_s)
+    return figures.history_figure(
+        points, start=figures.iso(end - span.length), end=figures.iso(end), step_s=span.point_s
+    )
 
 
 @login_required
@@ -138,7 +149,11 @@ def allocation_metrics(request: HttpRequest, uid: UUID) -> HttpResponse:
     return render(
         request,
         "monitoring/allocation_metrics.html",
-        {"allocation": allocation, "socket": f"{_prefix(request)}/ws/allocations/{uid}/", "cells": len(access.lease_keys(allocation))},
+        {
+            "allocation": allocation,
+            "socket": f"{_prefix(request)}/ws/allocations/{uid}/",
+            "cells": len(access.lease_keys(allocation)),
+        },
     )
 
 
@@ -147,7 +162,9 @@ def allocation_metrics(request: HttpRequest, uid: UUID) -> HttpResponse:
 def allocation_history(request: HttpRequest, uid: UUID) -> JsonResponse:
     """The history of an allocation as a figure: means over its cards."""
     _a, points, start, end, point = _allocation_points(request.policy, uid)  # type: ignore[attr-defined]
-    return JsonResponse(figures.history_figure(points, start=figures.iso(start), end=figures.iso(end), step_s=point))
+    return JsonResponse(
+        figures.history_figure(points, start=figures.iso(start), end=figures.iso(end), step_s=point)
+    )
 
 
 @login_required
@@ -161,7 +178,9 @@ def allocation_history_csv(request: HttpRequest, uid: UUID) -> HttpResponse:
 @require_GET
 def prometheus(request: HttpRequest) -> HttpResponse:
     """`/metrics`: for a scraper on this machine, or with a token that may read (`Authorization: Bearer gpp_…`)."""
-    loopback = request.META.get("REMOTE_ADDR") in ("127.0.0.1", "::1") and "HTTP_X_FORWARDED_FOR" not in request.META
+    loopback = (
+        request.META.get("REMOTE_ADDR") in ("127.0.0.1", "::1") and "HTTP_X_FORWARDED_FOR" not in request.META
+    )
     fixed = getattr(settings, "GPUPOOL_METRICS_TOKEN", "")
     sent = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
     allowed = loopback or bool(fixed and hmac.compare_digest(fixed.encode(), sent.encode()))

@@ -24,9 +24,21 @@ from portal.accounts.policy import Policy
 
 PER_PAGE = 50
 KEY_ORDER = (
-    "in_use", "idle", "free", "starting", "reserved", "reclaiming", "draining", "cordoned", "split", "fault", "lost",
-    "no_lease", "no_data", "maintenance",
-)  # fmt: skip
+    "in_use",
+    "idle",
+    "free",
+    "starting",
+    "reserved",
+    "reclaiming",
+    "draining",
+    "cordoned",
+    "split",
+    "fault",
+    "lost",
+    "no_lease",
+    "no_data",
+    "maintenance",
+)
 _files: dict[str, tuple[bytes, bytes]] = {}
 
 
@@ -53,7 +65,9 @@ def _department(request: HttpRequest) -> int | None:
 def _departments(policy: Policy) -> list[tuple[int, Any]]:
     """Departments whose holdings the reader may see, in tree order."""
     home = getattr(policy.user, "home_department_id", None)
-    return [(row.pk, row) for _depth, row in policy.tree.ordered() if row.pk in policy.reads or row.pk == home]
+    return [
+        (row.pk, row) for _depth, row in policy.tree.ordered() if row.pk in policy.reads or row.pk == home
+    ]
 
 
 @login_required
@@ -66,17 +80,19 @@ def wall_page(request: HttpRequest) -> HttpResponse:
     measure = measure if measure in MEASURES else "state"
     wanted = _filter(request, board)
     counts = board.counts()
-    tree = request.policy.tree  # type: ignore[attr-defined]
+    policy: Policy = request.policy  # type: ignore[attr-defined]
     context: dict[str, Any] = {
         "view": "table" if table else "wall",
         "measure": measure,
         # SM activity is offered only where some source measures it: NVML alone does not.
         "measures": [
-            (code, label, ICONS[code]) for code, label in MEASURES.items() if code != "sm" or board.measures_sm or measure == "sm"
+            (code, label, ICONS[code])
+            for code, label in MEASURES.items()
+            if code != "sm" or board.measures_sm or measure == "sm"
         ],
         "sites": [(code, name) for _pk, code, name in board.sites],
         "models": sorted({row.model for row in board.nodes}),
-        "departments": [(str(row.uid), tree.path(pk)) for pk, row in _departments(request.policy)],  # type: ignore[attr-defined]
+        "departments": [(str(row.uid), policy.tree.path(pk)) for pk, row in _departments(policy)],
         "wanted": wanted,
         "department": request.GET.get("department", ""),
         "state_key": [(code, counts[code]) for code in KEY_ORDER],
@@ -87,7 +103,11 @@ def wall_page(request: HttpRequest) -> HttpResponse:
         sort = request.GET.get("sort", "")
         cells = wall.ordered(board, wall.chosen(board, wanted), sort)
         page = Paginator(cells, PER_PAGE).get_page(request.GET.get("page"))
-        context |= {"has_sm": board.measures_sm, "page": page, "rows": with_words(wall.rows(board, page.object_list, request.policy))}  # type: ignore[attr-defined]
+        context |= {
+            "has_sm": board.measures_sm,
+            "page": page,
+            "rows": with_words(wall.rows(board, page.object_list, policy)),
+        }
     else:
         context["words"] = _words()
     return render(request, "monitoring/wall.html", context)
@@ -135,7 +155,12 @@ def _sums(board: Board) -> dict[str, Any]:
         (s.down, _("down or without data")),
     ]
     parts += [part for part in rest if part[0]]
-    return {"sum_total": s.installed, "sum_parts": parts, "sum_data": s.with_data, "sum_cards": s.installed // 1000}
+    return {
+        "sum_total": s.installed,
+        "sum_parts": parts,
+        "sum_data": s.with_data,
+        "sum_cards": s.installed // 1000,
+    }
 
 
 @login_required
@@ -189,4 +214,6 @@ def wall_card(request: HttpRequest, uid: UUID) -> HttpResponse:
     if i is None:
         raise Http404
     (row,) = with_words(wall.rows(board, [i], request.policy))  # type: ignore[attr-defined]
-    return render(request, "monitoring/_wall_card.html", {"row": row, "url": reverse("monitoring:gpu", args=[uid])})
+    return render(
+        request, "monitoring/_wall_card.html", {"row": row, "url": reverse("monitoring:gpu", args=[uid])}
+    )

@@ -12,7 +12,14 @@ class Line(ApplicationCommunicator):
     """One connection to `path` as `user`."""
 
     def __init__(self, application: Any, path: str, user: Any = None) -> None:
-        scope = {"type": "websocket", "path": path, "query_string": b"", "headers": [], "subprotocols": [], "user": user}
+        scope = {
+            "type": "websocket",
+            "path": path,
+            "query_string": b"",
+            "headers": [],
+            "subprotocols": [],
+            "user": user,
+        }
         super().__init__(application, scope)
 
     async def connect(self) -> bool:

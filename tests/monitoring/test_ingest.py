@@ -31,7 +31,9 @@ def test_exact_values_in_raw_and_state() -> None:
     with set_clock(T0):
         node = b.node()
         card = node.gpus.get(index=0)
-        new, refused = write(node, b.row(card, T0, util=93, temp=66), host={"cpu": 41.5, "iowait": 3, "mem_used_mib": 9})
+        new, refused = write(
+            node, b.row(card, T0, util=93, temp=66), host={"cpu": 41.5, "iowait": 3, "mem_used_mib": 9}
+        )
     assert (new, refused) == (1, {})
     raw = GpuSample.objects.get()
     assert (raw.gpu_id, raw.slot, raw.at, raw.util_pm, raw.sm_pm) == (card.pk, 0, T0, 930, None)
@@ -78,8 +80,17 @@ def test_late_data_corrects_minute_hour_and_day() -> None:
         write(node, *[b.row(card, start + timedelta(seconds=10 * i), util=50) for i in range(6)])
         rollup_run(force=True)
         minute = GpuRollup.objects.get(step=60)
-        assert (minute.samples, minute.util_n, minute.util_sum, minute.util_max, minute.covered_s) == (6, 6, 3000, 500, 60)
-        write(node, *[b.row(card, start + timedelta(seconds=60 + 10 * i), util=100, temp=None) for i in range(3)])
+        assert (minute.samples, minute.util_n, minute.util_sum, minute.util_max, minute.covered_s) == (
+            6,
+            6,
+            3000,
+            500,
+            60,
+        )
+        write(
+            node,
+            *[b.row(card, start + timedelta(seconds=60 + 10 * i), util=100, temp=None) for i in range(3)],
+        )
         rollup_run(force=True)
         hour, day = GpuRollup.objects.get(step=3600), GpuRollup.objects.get(step=86400)
         for bucket in (hour, day):
@@ -113,7 +124,9 @@ def test_foreign_and_unknown_cards_are_refused_and_told_p21() -> None:
         kinds = set(Incident.objects.values_list("dedupe_key", flat=True))
         assert kinds == {f"telemetry_refused:{mine.pk}:foreign", f"telemetry_refused:{mine.pk}:unknown"}
         write(mine, *rows)
-        assert Incident.objects.count() == 2 and set(Incident.objects.values_list("occurrences", flat=True)) == {1}
+        assert Incident.objects.count() == 2 and set(
+            Incident.objects.values_list("occurrences", flat=True)
+        ) == {1}
 
 
 @pytest.mark.django_db
@@ -131,7 +144,14 @@ def test_mig_slices_have_rows_of_their_own_p22() -> None:
         node = b.node(gpus=1)
         card = node.gpus.get()
         part = b.slice_of(card, 0, 0, 4)
-        assert write(node, b.row(card, T0, util=None, missing={"util": "not_supported"}), b.row(card, T0, mig=part.uuid))[0] == 2
+        assert (
+            write(
+                node,
+                b.row(card, T0, util=None, missing={"util": "not_supported"}),
+                b.row(card, T0, mig=part.uuid),
+            )[0]
+            == 2
+        )
         assert sorted(GpuSample.objects.values_list("slot", "temp_c")) == [(0, 66), (1, None)]
 
 
@@ -190,7 +210,11 @@ async def test_the_sink_returns_when_durable_and_groups_batches(committed: None)
     node = await sync_to_async(b.node)("sink-01", 4)
     cards = await sync_to_async(lambda: list(node.gpus.all()))()
     at = now()
-    jobs = [samples_sink(node.pk, b.message(b.row(card, at - timedelta(seconds=s)))) for card in cards for s in range(5)]
+    jobs = [
+        samples_sink(node.pk, b.message(b.row(card, at - timedelta(seconds=s))))
+        for card in cards
+        for s in range(5)
+    ]
     started = asyncio.get_running_loop().time()
     assert await asyncio.gather(*jobs) == [{}] * 20
     assert asyncio.get_running_loop().time() - started < 5

@@ -36,9 +36,13 @@ def scene() -> dict[str, Any]:
     cards = list(node.gpus.all())
     holder = b.person("wu.tao", where=vision)
     return {
-        "node": node, "cards": cards, "holder": holder, "stranger": b.person("zhou.kai", where=other),
-        "lead": b.person("chen.hao", Role.LEAD, vision), "lease": b.held(cards[0], holder, vision),
-    }  # fmt: skip
+        "node": node,
+        "cards": cards,
+        "holder": holder,
+        "stranger": b.person("zhou.kai", where=other),
+        "lead": b.person("chen.hao", Role.LEAD, vision),
+        "lease": b.held(cards[0], holder, vision),
+    }
 
 
 @contextlib.asynccontextmanager
@@ -83,7 +87,10 @@ async def test_wall_snapshot_then_numbered_deltas_within_two_seconds_of_the_samp
         assert [STATES[c["state"]] for c in first["cells"]] == ["no_data"] * 3
         assert set(first["cells"]["busy"]) == {frames.NA8} and set(first["cells"]["power"]) == {frames.NA16}
         at = time.monotonic()
-        await samples_sink(s["node"].pk, b.message(b.row(s["cards"][0]), b.row(s["cards"][1], util=0, power_mw=None, procs=[])))
+        await samples_sink(
+            s["node"].pk,
+            b.message(b.row(s["cards"][0]), b.row(s["cards"][1], util=0, power_mw=None, procs=[])),
+        )
         seen: dict[int, Any] = {}
         number = first["number"]
         while len(seen) < 2:
@@ -94,7 +101,13 @@ async def test_wall_snapshot_then_numbered_deltas_within_two_seconds_of_the_samp
                 assert got["number"] == number + 1 and got["identity"] == first["identity"]
                 number = got["number"]
             if "cells" in got:
-                seen.update({int(i): c for i, c in zip(got["index"], got["cells"], strict=True) if c["busy"] != frames.NA8})
+                seen.update(
+                    {
+                        int(i): c
+                        for i, c in zip(got["index"], got["cells"], strict=True)
+                        if c["busy"] != frames.NA8
+                    }
+                )
         assert time.monotonic() - at < 2
         assert (seen[0]["busy"], seen[0]["mem"], seen[0]["temp"], seen[0]["power"]) == (93, 90, 66, 621)
         assert STATES[seen[0]["state"]] == "in_use" and STATES[seen[1]["state"]] == "free"
@@ -136,14 +149,19 @@ async def test_who_leaves_is_cut_off_permissions_p022() -> None:
 async def test_gpu_topic_has_its_last_quarter_of_an_hour_then_each_sample() -> None:
     s = await scene()
     card, at = s["cards"][0], now()
-    rows = [b.row(card, at - timedelta(seconds=10 * i), util=50 + i, temp=None if i == 3 else 60) for i in range(6)]
+    rows = [
+        b.row(card, at - timedelta(seconds=10 * i), util=50 + i, temp=None if i == 3 else 60)
+        for i in range(6)
+    ]
     await samples_sink(s["node"].pk, b.message(*rows))
     async with socket(f"/ws/gpus/{card.uid}/", s["stranger"]) as line:
         (cell,) = (await text(line, "snapshot"))["cells"]
         assert cell["history"]["busy"] == [55, 54, 53, 52, 51, 50]
         assert cell["history"]["temp"] == [60, 60, None, 60, 60, 60]
         assert cell["history"]["sm"] == [None] * 6 and cell["label"] == "GPU 0"
-        await samples_sink(s["node"].pk, b.message(b.row(card, at + timedelta(seconds=10), util=77.5, mem_used=0)))
+        await samples_sink(
+            s["node"].pk, b.message(b.row(card, at + timedelta(seconds=10), util=77.5, mem_used=0))
+        )
         delta = await text(line, "delta")
         while delta["rows"][0][2] != 77.5:
             delta = await text(line, "delta")
@@ -192,7 +210,10 @@ async def test_websocket_p076_new_data_after_redis_lost_its_connections() -> Non
 
 async def test_an_idle_socket_stays_open_longer_than_seven_seconds() -> None:
     s = await scene()
-    async with socket(f"/ws/nodes/{s['node'].uid}/", s["holder"]) as cells, socket("/ws/wall/", s["holder"]) as wall:
+    async with (
+        socket(f"/ws/nodes/{s['node'].uid}/", s["holder"]) as cells,
+        socket("/ws/wall/", s["holder"]) as wall,
+    ):
         snapshot = await text(cells, "snapshot")
         assert [c["label"] for c in snapshot["cells"]] == ["GPU 0", "GPU 1", "GPU 2"]
         end = time.monotonic() + 7.5

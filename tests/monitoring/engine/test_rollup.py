@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monitoring.engine.rollup import Sums, bucket_start, coverage, covered_seconds, mean
@@ -20,6 +20,7 @@ def sums(values: list[int | None]) -> Sums:
     return out
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.one_of(st.none(), st.integers(0, 1000)), max_size=20), max_size=6))
 def test_merged_buckets_equal_the_sum_of_all_samples(parts: list[list[int | None]]) -> None:
     whole, merged = sums([v for part in parts for v in part]), Sums()

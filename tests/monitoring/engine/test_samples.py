@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monitoring.engine.samples import (
@@ -27,19 +27,40 @@ AT = "2027-01-15T08:00:00.000Z"
 UUID = "GPU-7c1e04b2-93fd-5a1b-8e60-2d4f9ab1c733"
 
 
-def parse(values: dict[str, Any], missing: dict[str, str] | None = None, *, at: Any = AT, mig: str | None = None, procs: Any = ()):
-    return parse_row([UUID, mig, at, values, missing or {}, list(procs)], now_ms=NOW, oldest_ms=NOW - 86_400_000)
+def parse(
+    values: dict[str, Any],
+    missing: dict[str, str] | None = None,
+    *,
+    at: Any = AT,
+    mig: str | None = None,
+    procs: Any = (),
+):
+    return parse_row(
+        [UUID, mig, at, values, missing or {}, list(procs)], now_ms=NOW, oldest_ms=NOW - 86_400_000
+    )
 
 
 def test_exact_values_and_units() -> None:
-    s = parse({"util": 93, "sm": 87.35, "mem_used": 73728, "mem_total": 81559, "mem_reserved": 614, "temp": 66, "power_mw": 621337})
+    s = parse(
+        {
+            "util": 93,
+            "sm": 87.35,
+            "mem_used": 73728,
+            "mem_total": 81559,
+            "mem_reserved": 614,
+            "temp": 66,
+            "power_mw": 621337,
+        }
+    )
     assert (s.at_ms, s.util_pm, s.sm_pm, s.mem_used_mib, s.mem_total_mib) == (NOW, 930, 874, 73728, 81559)
     assert (s.mem_reserved_mib, s.temp_c, s.power_mw) == (614, 66, 621337)
     assert s.missing == {"sm_clock": "not_reported", "throttle": "not_reported"}
 
 
 def test_telemetry_na_p065_only_the_bad_measure_is_null_with_its_reason() -> None:
-    s = parse({"util": "[N/A]", "temp": "ERR!", "power_mw": "[Unknown Error]", "mem_used": 10, "mem_total": 81559})
+    s = parse(
+        {"util": "[N/A]", "temp": "ERR!", "power_mw": "[Unknown Error]", "mem_used": 10, "mem_total": 81559}
+    )
     assert (s.util_pm, s.temp_c, s.power_mw, s.mem_used_mib) == (None, None, None, 10)
     assert s.missing["util"] == "not_supported"
     assert s.missing["temp"] == s.missing["power_mw"] == "error"
@@ -66,7 +87,9 @@ def test_telemetry_na_p065_only_the_bad_measure_is_null_with_its_reason() -> Non
         ("power_mw", 99_000_000, "out_of_range"),
     ],
 )
-def test_telemetry_na_p066_p17_what_cannot_be_true_is_null_and_flagged(measure: str, raw: Any, reason: str) -> None:
+def test_telemetry_na_p066_p17_what_cannot_be_true_is_null_and_flagged(
+    measure: str, raw: Any, reason: str
+) -> None:
     s = parse({"util": 50, "mem_used": 100, "mem_total": 81559, "temp": 40, "power_mw": 90_000, measure: raw})
     column = next(m.column for m in MEASURES if m.name == measure)
     assert getattr(s, column) is None
@@ -76,7 +99,9 @@ def test_telemetry_na_p066_p17_what_cannot_be_true_is_null_and_flagged(measure: 
 
 
 def test_zero_is_a_value_and_missing_is_not_zero_p19() -> None:
-    s = parse({"util": 0, "mem_used": 0, "mem_total": 81559}, {"power_mw": "not_supported", "temp": "gpu_lost"})
+    s = parse(
+        {"util": 0, "mem_used": 0, "mem_total": 81559}, {"power_mw": "not_supported", "temp": "gpu_lost"}
+    )
     assert (s.util_pm, s.mem_used_mib, s.power_mw, s.temp_c) == (0, 0, None, None)
     assert s.missing["power_mw"] == "not_supported"
     assert s.missing["temp"] == "gpu_lost"
@@ -89,7 +114,11 @@ def test_used_above_total_is_refused_alone() -> None:
 
 
 def test_mig_telemetry_p04_board_values_never_count_per_slice() -> None:
-    s = parse({"mem_used": 100, "mem_total": 19968, "temp": 41, "power_mw": 112_252}, {"util": "not_supported"}, mig="MIG-x")
+    s = parse(
+        {"mem_used": 100, "mem_total": 19968, "temp": 41, "power_mw": 112_252},
+        {"util": "not_supported"},
+        mig="MIG-x",
+    )
     assert s.temp_c is None and s.power_mw is None and s.mem_used_mib == 100
     assert s.missing["power_mw"] == "card_level"
 
@@ -118,7 +147,10 @@ def test_times_are_instants_whatever_their_zone() -> None:
     assert parse({}, at="2027-01-15T08:00:59.999Z").at_ms == NOW + 59_999
 
 
-@pytest.mark.parametrize("raw", [None, 5, "text", [], [UUID], {"gpu": UUID}, [UUID, None, AT, [], {}, []], [UUID, None, AT, {}, 3, []]])
+@pytest.mark.parametrize(
+    "raw",
+    [None, 5, "text", [], [UUID], {"gpu": UUID}, [UUID, None, AT, [], {}, []], [UUID, None, AT, {}, 3, []]],
+)
 def test_a_row_of_another_shape_is_refused(raw: Any) -> None:
     with pytest.raises(RowRefused) as refused:
         parse_row(raw, now_ms=NOW, oldest_ms=0)
@@ -126,11 +158,23 @@ def test_a_row_of_another_shape_is_refused(raw: Any) -> None:
 
 
 def test_processes_keep_name_user_memory_and_never_arguments_p20() -> None:
-    s = parse({}, procs=[
-        {"pid": 1, "name": "/usr/bin/python train.py --token=secret", "user": "wutao", "mem_mib": 70_000, "env": {"A": "b"}},
-        {"pid": 2, "name": None, "user": None, "mem_mib": None},
-        {"pid": "3"}, {"pid": True}, {"pid": -1}, "text",
-    ])  # fmt: skip
+    s = parse(
+        {},
+        procs=[
+            {
+                "pid": 1,
+                "name": "/usr/bin/python train.py --token=secret",
+                "user": "wutao",
+                "mem_mib": 70_000,
+                "env": {"A": "b"},
+            },
+            {"pid": 2, "name": None, "user": None, "mem_mib": None},
+            {"pid": "3"},
+            {"pid": True},
+            {"pid": -1},
+            "text",
+        ],
+    )
     assert s.processes == [
         {"pid": 1, "name": "python", "user": "wutao", "mem_mib": 70_000},
         {"pid": 2, "name": "", "user": "", "mem_mib": None},
@@ -167,7 +211,17 @@ def test_host_load() -> None:
     assert parse_host({}) is None and parse_host("x") is None
 
 
-@given(st.one_of(st.integers(), st.floats(), st.text(max_size=12), st.none(), st.booleans(), st.lists(st.integers(), max_size=2)))
+@settings(deadline=None)
+@given(
+    st.one_of(
+        st.integers(),
+        st.floats(),
+        st.text(max_size=12),
+        st.none(),
+        st.booleans(),
+        st.lists(st.integers(), max_size=2),
+    )
+)
 def test_any_raw_value_is_a_value_in_range_or_a_reason(raw: Any) -> None:
     for measure in MEASURES:
         value, reason = value_or_reason(measure, raw)

@@ -69,12 +69,23 @@ def test_stale_by_age_of_each_card_g090() -> None:
 def board(cards: int = 3) -> Board:
     nodes = [NodeRow(1, "n", "sh-01", 0, "H800", "h800", list(range(cards)))]
     cells = [Cell(10 + i, 0, f"gpu-{i}", 0, i, power_limit_w=700) for i in range(cards)]
-    return Board([(1, "sh", "Shanghai")], nodes, cells, [replace(GOOD) for _ in cells], [Holding() for _ in cells])
+    return Board(
+        [(1, "sh", "Shanghai")], nodes, cells, [replace(GOOD) for _ in cells], [Holding() for _ in cells]
+    )
 
 
 def record(gpu: int, at: int = NOW, **more: int) -> np.ndarray:
     out = np.zeros(1, dtype=frames.BUS)
-    base = {"gpu": gpu, "at": at, "mem_used": 40_000, "mem_total": 80_000, "power": 300_499, "util": 505, "sm": frames.NONE16, "temp": 55}
+    base = {
+        "gpu": gpu,
+        "at": at,
+        "mem_used": 40_000,
+        "mem_total": 80_000,
+        "power": 300_499,
+        "util": 505,
+        "sm": frames.NONE16,
+        "temp": 55,
+    }
     for name, value in {**base, **more}.items():
         out[name] = value
     return out
@@ -86,13 +97,24 @@ def test_board_takes_newer_samples_only_and_says_what_changed() -> None:
     assert b.take(record(11)) == [1] and b.take(record(11, at=NOW - 5)) == [] and b.take(record(99)) == []
     assert list(b.refresh(NOW)) == [1]
     cell = b.columns[1]
-    assert (cell["busy"], cell["sm"], cell["mem"], cell["temp"], cell["power"]) == (51, frames.NA8, 50, 55, 300)
+    assert (cell["busy"], cell["sm"], cell["mem"], cell["temp"], cell["power"]) == (
+        51,
+        frames.NA8,
+        50,
+        55,
+        300,
+    )
     assert STATES[cell["state"]] == "free"
     assert list(b.refresh(NOW)) == []
     b.take(record(11, at=NOW + 1000, util=1, mem_used=frames.NONE32, temp=frames.NONE16, power=frames.NONE32))
     b.refresh(NOW + 1000)
     cell = b.columns[1]
-    assert (cell["busy"], cell["mem"], cell["temp"], cell["power"]) == (1, frames.NA8, frames.NA8, frames.NA16)
+    assert (cell["busy"], cell["mem"], cell["temp"], cell["power"]) == (
+        1,
+        frames.NA8,
+        frames.NA8,
+        frames.NA16,
+    )
 
 
 def test_ages_pass_by_themselves() -> None:
@@ -117,14 +139,25 @@ def test_sums_add_up_to_what_is_installed() -> None:
         b.take(record(gpu))
     b.refresh(NOW, everything=True)
     s = b.sums()
-    assert (s.installed, s.allocated, s.free, s.cordoned, s.outside, s.down) == (6000, 1250, 750, 1000, 1000, 2000)
+    assert (s.installed, s.allocated, s.free, s.cordoned, s.outside, s.down) == (
+        6000,
+        1250,
+        750,
+        1000,
+        1000,
+        2000,
+    )
     assert s.installed == s.allocated + s.free + s.stranded + s.cordoned + s.outside + s.maintenance + s.down
     assert s.with_data == 4
 
 
 def test_stranded_of_a_split_card() -> None:
     nodes = [NodeRow(1, "n", "sh-01", 0, "A100", "a100", [0])]
-    cells = [Cell(1, 0, "g", 0, 0), Cell(1, 2, "g", 0, 0, "3g.40gb", 0, 4, 3), Cell(1, 3, "g", 0, 0, "2g.20gb", 4, 2, 2)]
+    cells = [
+        Cell(1, 0, "g", 0, 0),
+        Cell(1, 2, "g", 0, 0, "3g.40gb", 0, 4, 3),
+        Cell(1, 3, "g", 0, 0, "2g.20gb", 4, 2, 2),
+    ]
     facts = [replace(GOOD, split=True), replace(GOOD, lease="running"), replace(GOOD)]
     b = Board([(1, "sh", "Shanghai")], nodes, cells, facts, [Holding(charge=428), Holding(), Holding()])
     b.take(record(1))
