@@ -40,7 +40,8 @@ class TokenAuthentication(BaseAuthentication):
         if token.last_used_at is None or moment - token.last_used_at > timedelta(minutes=1):
             ApiToken.objects.filter(pk=token.pk).update(last_used_at=moment)
         user = token.user
-        request._request.policy = SimpleLazyObject(lambda: policy_of(user))
+        target = getattr(request, "_request", request)  # also plain Django views ask here
+        target.policy = SimpleLazyObject(lambda: policy_of(user))
         return user, token
 
     def authenticate_header(self, request: Request) -> str:
