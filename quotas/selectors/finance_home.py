@@ -85,10 +85,7 @@ def forecast(report: MonthReport) -> Forecast | None:
     """
     if not report.so_far:
         return None
-    daily = [
-        sum(by_day[d].amount_micro for by_day in report.by_day.values() if d in by_day)
-        for d in report.days[:-1]
-    ][-BASIS_DAYS:]
+    daily = [report.money_of(day) for day in report.days[:-1]][-BASIS_DAYS:]
     if len(daily) < 3:
         return None
     left = (report.end - report.until) / timedelta(days=1)

@@ -186,11 +186,13 @@ def _option(
 
 
 def limit_of(tree: QuotaTree, department_id: int) -> int | None:
-    """Where a department's bar ends: the lower of hard cap and quota + borrow limit; None when unlimited."""
+    """Where a department's bar ends: the lower of hard cap and guarantee + borrow limit; None when
+    unlimited.
+    """
     node = tree.nodes[department_id]
     ends = [node.hard_cap]
     if node.borrow_limit is not None:
-        ends.append(tree.subtree[department_id] + node.borrow_limit)
+        ends.append(tree.guarantee(department_id) + node.borrow_limit)
     known = [end for end in ends if end is not None]
     return max(0, min(known)) if known else None
 

@@ -73,6 +73,7 @@ class MonthReport:
     running: Total
     before: Total
     before_whole: Total
+    before_by_day: dict[date, int]
     days: list[date]
     by_day: dict[Hashable, dict[date, Total]]
     outside: Total
@@ -82,6 +83,10 @@ class MonthReport:
     def so_far(self) -> bool:
         """Whether the month still goes on."""
         return self.until < self.end
+
+    def money_of(self, day: date) -> int:
+        """What a day costs, over all groups."""
+        return sum(by_day[day].amount_micro for by_day in self.by_day.values() if day in by_day)
 
     @property
     def change_percent(self) -> float | None:
@@ -135,6 +140,7 @@ def month_report(policy: Policy, chosen: LineFilter, by: str) -> MonthReport:
         running=Total(),
         before=Total(),
         before_whole=Total(),
+        before_by_day=defaultdict(int),
         days=days,
         by_day=defaultdict(lambda: defaultdict(Total)),
         outside=Total(),
@@ -192,6 +198,8 @@ def _compare(
     ):
         ms, micro = row["ms"], row["micro"]
         report.before_whole.add(ms, micro, row["n"])
+        if not whole:
+            report.before_by_day[row["local_day"]] += micro
         if not whole and row["local_day"] > cut_day:
             continue
         if not whole and row["local_day"] == cut_day:

@@ -238,7 +238,6 @@ def _flavours(r: Reader, draft: bool) -> list[GpuFlavour]:
             if not draft:
                 r.wrong("flavour", _("Choose a flavour, or say what the work needs."))
             return []
-        r.out["requirement"] = requirement
         flavours = [f for f in flavours_on_offer() if not unmet(f, requirement)]
         pointer = "requirement"
         if not flavours:
@@ -246,6 +245,9 @@ def _flavours(r: Reader, draft: bool) -> list[GpuFlavour]:
                 pointer, _("No flavour on offer meets all of this. Ask for less memory or fewer features.")
             )
             return []
+        if "memory_mib" in requirement:  # cards report a little less than their name says
+            requirement["memory_mib"] = min([requirement["memory_mib"], *(f.memory_mib for f in flavours)])
+        r.out["requirement"] = requirement
     return _that_exist(r, flavours, pointer)
 
 

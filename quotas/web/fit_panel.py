@@ -1,0 +1,266 @@
+"""The "does it fit" panel: a verdict with its proof, from cleaned wishes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.utils.translation import gettext as _
+
+from portal.accounts.policy import Policy
+from portal.kernel.clock import now
+from portal.kernel.errors import DomainError, Invalid
+from quotas.engine.available import available
+from quotas.models import CapacityRequest, GpuFlavour
+from quotas.selectors.approvers import Deciders
+from quotas.selectors.fit import Option, Verdict
+from quotas.selectors.flavours import unmet
+from quotas.selectors.requests import lent_now, range_from, waits_of
+from quotas.selectors.trees import INSTALLATION
+from quotas.services.approval_steps import wanted_steps
+from quotas.services.asking import read_request
+from quotas.services.judging import level_error, review_length, verdict_of
+from quotas.web.present import role_word
+from quotas.web.words import gpus, hours, money, when
+
+UNMET_WORDS = ("memory", "model", "nvlink", "fp8", "mig")
+
+
+def panel(
+    values: Mapping[str, Any], *, user: Any, policy: Policy, offered: list[GpuFlavour]
+) -> dict[str, Any]:
+    """Context of the panel's template; incomplete wishes give a quiet panel that says what is missing."""
+    try:
+        cleaned = read_request(
+            {**values, "purpose": values.get("purpose") or "-"}, user=user, policy=policy, draft=True
+        )
+    except Invalid as error:
+        return {"problems": [str(p["detail"]) for p in error.errors], "table": _table(values, offered)}
+    if cleaned["shape"] == CapacityRequest.Shape.CPU:
+        return {
+            "tone": "ok",
+            "head": _("Needs no GPU."),
+            "text": _("Starts on the next free node."),
+            "cpu": True,
+        }
+    if not cleaned["flavours"] or (cleaned["duration_s"] is None and not cleaned["is_service"]):
+        return {"problems": [_("Choose a flavour and a duration.")], "table": _table(values, offered)}
+    verdict = verdict_of(cleaned, policy=policy)
+    if not verdict.options:
+        return {"problems": [_("No card of it can give this shape.")]}
+    option = verdict.options[0]
+    return {
+        **_verdict(option, verdict, policy),
+        **_lines(option, verdict, cleaned, policy, user),
+        "alts": _alternatives(option, cleaned, policy, offered),
+        "options": _options(verdict) if cleaned["flavour"] is None else [],
+        "computed": now(),
+        "cli": cli_of(cleaned),
+    }
+
+
+def _verdict(option: Option, verdict: Verdict, policy: Policy) -> dict[str, Any]:
+    """Tone, head and text: the answer in a sentence."""
+    plan = verdict.plan
+    auto = plan is not None and plan.outcome == "auto"
+    if option.never is not None:
+        head = _("Can never start like this.")
+        return {
+            "tone": "bad",
+            "case": "never",
+            "head": head,
+            "text": str(level_error("n", option.never, option, policy).detail),
+        }
+    if option.over_cap is not None:
+        over = option.over_cap
+        head = _("Over the limit by %(n)s.") % {"n": gpus(over.missing)}
+        return {
+            "tone": "bad",
+            "case": "over",
+            "head": head,
+            "text": str(level_error("n", over, option, policy).detail),
+        }
+    if plan is not None and plan.outcome == "refused":
+        return {
+            "tone": "bad",
+            "case": "refused",
+            "head": _("The policy refuses this."),
+            "text": ", ".join(plan.matched),
+        }
+    if not option.admission.fits and option.admission.blocking is not None:
+        text = str(level_error("n", option.admission.blocking, option, policy).detail)
+        return {"tone": "warn", "case": "wait", "head": _("Would wait for quota."), "text": text}
+    if option.free < option.charge:
+        text = _("%(free)s of %(n)s are free now.") % {"free": gpus(option.free), "n": gpus(option.charge)}
+        return {
+            "tone": "warn",
+            "case": "wait",
+            "head": _("Fits the quota, would wait for GPUs."),
+            "text": text,
+        }
+    if auto:
+        text = _("Within the guarantee: nobody needs to approve.")
+        if option.over_guarantee:
+            text = _("Nobody needs to approve.")
+        return {
+            "tone": "ok",
+            "case": "auto",
+            "head": _("Fits. Starts at once if a node has room."),
+            "text": text,
+        }
+    return {"tone": "ok", "case": "now", "head": _("Fits. Can start after approval."), "text": ""}
+
+
+def _lines(
+    option: Option, verdict: Verdict, cleaned: Mapping[str, Any], policy: Policy, user: Any
+) -> dict[str, Any]:
+    department = cleaned["department"]
+    after = option.used + option.charge
+    own = max(0, min(option.charge, option.guaranteed - option.used))
+    length = review_length(cleaned)
+    waits = waits_of(option.flavour.pk, option.charge)
+    return {
+        "option": option,
+        "department": department,
+        "after": after,
+        "own": own,
+        "borrowed": option.charge - own,
+        "levels": [
+            {"name": policy.tree.rows[pk].name, "left": available(option.tree, pk)}
+            for pk in reversed(policy.tree.ancestors(department.pk))
+        ]
+        + [{"name": _("pool"), "left": available(option.tree, INSTALLATION)}],
+        "blocking": option.admission.blocking,
+        "blocking_text": str(level_error("n", option.admission.blocking, option, policy).detail)
+        if option.admission.blocking is not None
+        else "",
+        "cost": verdict.dearest.cost_micro if verdict.dearest is not None else None,
+        "gpu_ms": option.charge * length if length is not None else None,
+        "several": len(verdict.options) > 1,
+        "steps": _steps(verdict, cleaned, policy, user),
+        "rules": ", ".join(verdict.plan.matched) if verdict.plan is not None else "",
+        "waits": waits,
+        "start": range_from(waits, now()) if waits is not None else None,
+    }
+
+
+def _steps(verdict: Verdict, cleaned: Mapping[str, Any], policy: Policy, user: Any) -> Any:
+    """Approvers to come, by name; None where nobody needs to agree; a text where nobody could."""
+    if verdict.plan is None or not verdict.plan.steps:
+        return None
+    deciders = Deciders.load(policy.tree)
+    subject = CapacityRequest(requester=user, last_editor=user, department=cleaned["department"])
+    try:
+        wanted = wanted_steps(verdict.plan, subject, deciders)
+    except DomainError as error:
+        return [{"who": str(error.detail), "role": "", "rule": ""}]
+    barred = deciders.barred(subject)
+    out = []
+    for want in wanted:
+        if want.role == "lead":
+            people = [
+                u for u in deciders.bindings.get("lead", {}).get(want.department_id, []) if u not in barred
+            ]
+        else:
+            people = deciders.holders(want.role, department_id=cleaned["department"].pk, barred=barred)
+        names = deciders.names_of(people)
+        shown = ", ".join(names[:2]) + (_(" or %(n)s more") % {"n": len(names) - 2} if len(names) > 2 else "")
+        out.append(
+            {"who": shown, "role": role_word(want.role), "rule": want.rule, "hours": want.timeout_hours}
+        )
+    return out
+
+
+def _alternatives(
+    option: Option, cleaned: Mapping[str, Any], policy: Policy, offered: list[GpuFlavour]
+) -> list[dict[str, Any]]:
+    """What would start sooner: fewer GPUs within the guarantee, or another flavour that is free now."""
+    if cleaned["shape"] != CapacityRequest.Shape.WHOLE or (
+        option.admission.fits and not option.over_guarantee and option.free >= option.charge
+    ):
+        return []
+    out: list[dict[str, Any]] = []
+    left = min(option.guaranteed - option.used, option.free) // 1000
+    if cleaned["nodes"] == 1 and 0 < left < cleaned["gpus_per_node"]:
+        text = _("%(n)s × %(name)s: within the guarantee, free now") % {
+            "n": left,
+            "name": option.flavour.name,
+        }
+        out.append({"text": text, "set": {"gpus_per_node": left}})
+    others = [
+        f for f in offered if f.pk != option.flavour.pk and f.memory_mib * 10 >= option.flavour.memory_mib * 9
+    ]
+    if others and cleaned["flavour"] is not None:
+        for other in verdict_of({**cleaned, "flavours": others, "flavour": None}, policy=policy).options[:2]:
+            if other.admission.fits and other.free >= other.charge and not other.over_guarantee:
+                text = _("%(n)s × %(name)s: now, %(cost)s") % {
+                    "n": gpus(other.charge),
+                    "name": other.flavour.name,
+                    "cost": money(other.cost_micro),
+                }
+                out.append({"text": text, "set": {"flavour": other.flavour.code}})
+    return out
+
+
+def _options(verdict: Verdict) -> list[dict[str, Any]]:
+    """The flavours that meet a requirement, in the order in which they would be tried."""
+    return [
+        {
+            "name": o.flavour.name,
+            "left": max(0, o.guaranteed - o.used),
+            "more": max(0, o.admission.available - max(0, o.guaranteed - o.used)),
+            "free": o.free,
+            "cost": o.cost_micro,
+            "fits": o.admission.fits and o.never is None,
+        }
+        for o in verdict.options
+    ]
+
+
+def _table(values: Mapping[str, Any], offered: list[GpuFlavour]) -> list[dict[str, Any]]:
+    """Why each flavour does not meet a requirement that none meets."""
+    need = values.get("requirement") or {}
+    if not isinstance(need, Mapping) or not need or not isinstance(need.get("memory_mib", 0), int):
+        return []
+    words = {
+        "memory": _("too little memory"),
+        "nvlink": _("no NVLink"),
+        "fp8": _("no FP8"),
+        "mig": _("no MIG"),
+        "model": _("other model"),
+    }
+    return [
+        {"name": f.name, "why": ", ".join(words[code] for code in unmet(f, need))}
+        for f in offered
+        if unmet(f, need)
+    ][:12]
+
+
+def cli_of(cleaned: Mapping[str, Any]) -> str:
+    """The command line that asks the same."""
+    parts = ["gpupool request"]
+    if cleaned["flavour"] is not None:
+        parts.append(f"--flavour {cleaned['flavour'].code}")
+    else:
+        need = cleaned["requirement"]
+        if need.get("memory_mib"):
+            parts.append(f"--mem {round(need['memory_mib'] / 1024)}")
+        features = [name for name in ("nvlink", "fp8", "mig") if need.get(name)]
+        if features:
+            parts.append(f"--feature {','.join(features)}")
+    if cleaned["shape"] == "fraction":
+        parts.append(f"--milli {cleaned['fraction_milli'] or 0} --mib {cleaned['fraction_mib'] or 0}")
+    elif cleaned["shape"] == "mig":
+        parts.append(f"--mig {cleaned['mig_profile']} --count {cleaned['mig_count']}")
+    else:
+        parts.append(f"--gpus {cleaned['gpus_per_node']}")
+        if cleaned["nodes"] > 1:
+            parts.append(f"--nodes {cleaned['nodes']}")
+    if cleaned["duration_s"]:
+        parts.append(f"--hours {cleaned['duration_s'] / 3600:g}")
+    if cleaned["interruptible"]:
+        parts.append("--interruptible")
+    return " ".join(parts)
+
+
+__all__ = ["cli_of", "hours", "lent_now", "panel", "when"]
