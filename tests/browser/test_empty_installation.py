@@ -1,4 +1,4 @@
-"""Every page of an installation that has nothing yet: it opens for its role, fits, is accessible, and says what to do."""
+"""Every page of an installation that has nothing yet: it opens for its role, fits, and is accessible."""
 
 from __future__ import annotations
 
@@ -34,7 +34,20 @@ PAGES = [
     ("researcher", "/accounts/profile/"),
     ("researcher", "/accounts/password/"),
     ("researcher", "/accounts/tokens/"),
+    ("researcher", "/home/"),
+    ("researcher", "/requests/"),
+    ("researcher", "/requests/new/"),
+    ("researcher", "/quotas/"),
+    ("researcher", "/notices/"),
     ("lead", "/leases/"),
+    ("lead", "/approvals/"),
+    ("lead", "/approvals/delegations/"),
+    ("lead", "/quotas/"),
+    ("lead", "/quotas/changes/"),
+    ("lead", "/quotas/changes/new/"),
+    ("pool_admin", "/quotas/import/"),
+    ("pool_admin", "/policy/"),
+    ("finance", "/months/close/"),
     ("auditor", "/audit/"),
 ]
 LOOKS = [("en", "light", 1440), ("zh-hans", "dark", 390)]
