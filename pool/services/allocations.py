@@ -15,7 +15,7 @@ from django.db import transaction
 from django.utils.translation import gettext_lazy as _
 
 from pool.locks import allocation_lock
-from pool.models import Allocation, AllocationEvent, AllocationMember, Lease, ReclaimCase
+from pool.models import Allocation, AllocationEvent, AllocationMember, Lease, QueueEntry, ReclaimCase
 from pool.services import stopping
 from pool.services.closing import allocation_finish
 from pool.services.leases import leases_close
@@ -27,6 +27,8 @@ from portal.kernel.models import advance
 from portal.ops.actor import Actor, system
 from portal.ops.outbox import outbox_add
 from portal.ops.services import audit_record
+from quotas.engine.available import borrowed
+from quotas.selectors.trees import quota_trees
 from quotas.selectors.user_limits import limits_of
 from quotas.services.lifecycle import request_event, request_started
 
@@ -135,6 +137,7 @@ def allocation_extend(*, acting_user: Actor, allocation: Allocation, extra_s: in
             )
         before, after = locked.expires_at, locked.expires_at + timedelta(seconds=extra_s)
         _check_longest(locked, after)
+        _check_line(locked)
         advance(
             Allocation.objects.filter(pk=locked.pk),
             expires_at=after,
@@ -183,6 +186,34 @@ def _check_longest(allocation: Allocation, expires_at: datetime) -> None:
             code="longest_lease",
             detail=_("Your longest lease is {hours} h.").format(hours=round(longest / 3600, 1)),
             blocking={"level": "user", "limit": longest, "used": 0, "requested": asked},
+        )
+
+
+def _check_line(allocation: Allocation) -> None:
+    """Borrowed GPUs are not kept longer while a department waits for them within its own guarantee."""
+    if allocation.flavour_id is None or allocation.flavour is None:
+        return
+    tree = quota_trees([allocation.flavour_id])[allocation.flavour_id]
+    if borrowed(tree, allocation.department_id) == 0:
+        return
+    entitled = [
+        entry.request.ref
+        for entry in QueueEntry.objects.filter(
+            request__flavour_id=allocation.flavour_id, request__state="queued"
+        )
+        .exclude(request__department_id=allocation.department_id)
+        .exclude(reason="not_before")
+        .select_related("request")
+        .order_by("position", "request_id")[:200]
+        if borrowed(tree, entry.request.department_id, entry.request.charge_milli) == 0
+    ]
+    if entitled:
+        raise Conflict(
+            code="others_wait",
+            detail=_("These GPUs are borrowed, and their owners wait for them ({n} requests).").format(
+                n=len(entitled)
+            ),
+            extra={"waiting": len(entitled)},
         )
 
 

@@ -20,7 +20,7 @@ from portal.kernel.clock import now
 from portal.kernel.models import advance
 from portal.ops.actor import system
 from portal.ops.outbox import outbox_add
-from portal.ops.services import audit_record
+from portal.ops.services import audit_record, incident_resolve
 from quotas.models import CapacityRequest
 from quotas.services.lifecycle import request_ended, request_requeued
 from quotas.services.locks import request_lock
@@ -55,6 +55,10 @@ def allocation_finish(*, allocation_id: int) -> bool:
             )
         take(allocation, "end", ended_at=at, quota_released_at=at)
         _close_case(allocation, members, at)
+        for member in members:
+            key = f"not_free:{allocation.uid}:{member.number}"
+            if member.state == M.FREE:
+                incident_resolve(dedupe_key=key, note="seen free")
         facts = {"reason": allocation.end_reason, "exit_code": allocation.exit_code}
         AllocationEvent.objects.create(
             allocation=allocation, at=at, kind="ended", actor_name=SYSTEM.name, facts=facts
@@ -103,7 +107,9 @@ def _close_leases(allocation: Allocation, members: list[AllocationMember], at: d
         if member is None or member.state == M.FREE:
             leases_close(leases=[lease], at=(member.seen_free_at if member else None) or at)
         else:
-            usage_close(lease=lease, at=member.node.last_heartbeat_at or at)
+            # A lost node's work is charged up to its last sign of life, an ended one's up to its end.
+            known = member.node.last_heartbeat_at if member.state == M.LOST else member.ended_at
+            usage_close(lease=lease, at=known or at)
 
 
 def _close_case(allocation: Allocation, members: list[AllocationMember], at: datetime) -> None:

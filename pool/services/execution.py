@@ -15,16 +15,17 @@ from django.db.models import Q
 
 from pool.executors.base import ExecutorFailure, RetryableFailure, executor_for
 from pool.locks import allocation_lock
-from pool.models import Allocation, AllocationEvent, AllocationMember, ReclaimCase
+from pool.models import Allocation, AllocationEvent, AllocationMember, Gpu, Lease, ReclaimCase
 from pool.services import stopping
 from pool.services.allocations import allocation_follow_members
 from pool.services.closing import allocation_finish
+from pool.services.fencing import member_fence
 from pool.transitions import MEMBER_GONE, take
 from portal.kernel.clock import now
 from portal.kernel.errors import Conflict
 from portal.kernel.models import advance
 from portal.ops.actor import system
-from portal.ops.services import incident_open, incident_resolve
+from portal.ops.services import incident_open
 from quotas.services.lifecycle import request_started
 
 log = structlog.get_logger(__name__)
@@ -181,7 +182,7 @@ def _push(allocation: Allocation, at: datetime) -> dict[str, int]:
         if member.state == M.EXITED:
             if (member.ended_at or at) <= at - LOOK_AGAIN:
                 counts["looks"] += stopping.order_look(member)
-                _not_free(member, at)
+                counts["closed"] += _not_free(member, at)
         elif at >= deadline:
             counts["stops"] += stopping.order_stop(member, grace_s=0, signal="SIGKILL")
             _escalate(allocation, at)
@@ -198,15 +199,27 @@ def _escalate(allocation: Allocation, at: datetime) -> None:
     )
 
 
-def _not_free(member: AllocationMember, at: datetime) -> None:
-    key = f"not_free:{member.allocation.uid}:{member.number}"
-    if member.ended_at is not None and member.ended_at < at - NOT_FREE_INCIDENT:
-        incident_open(
-            kind="gpu_not_free",
-            dedupe_key=key,
-            subject=member.allocation,
-            facts={"node": member.node.name, "ended_at": member.ended_at.isoformat()},
-        )
+def _not_free(member: AllocationMember, at: datetime) -> bool:
+    """Cards that do not become free are an incident. Where all of them are gone from the node, nothing can
+    ever be seen there: the rest goes on without them, and they stay held. True where that was decided now."""
+    if member.ended_at is None or member.ended_at >= at - NOT_FREE_INCIDENT:
+        return False
+    incident_open(
+        kind="gpu_not_free",
+        dedupe_key=f"not_free:{member.allocation.uid}:{member.number}",
+        subject=member.allocation,
+        facts={"node": member.node.name, "ended_at": member.ended_at.isoformat()},
+    )
+    left = Lease.objects.filter(allocation_id=member.allocation_id, member=member.number, ended_at=None)
+    if not left.filter(gpu__condition=Gpu.Condition.VANISHED).exists():
+        return False
+    if left.exclude(gpu__condition=Gpu.Condition.VANISHED).filter(_not_seen_free(member)).exists():
+        return False
+    return member_fence(member_id=member.pk, allocation_id=member.allocation_id)
+
+
+def _not_seen_free(member: AllocationMember) -> Q:
+    return Q(gpu__seen_free_at=None) | Q(gpu__seen_free_at__lt=member.ended_at)
 
 
 def _tell_started(at: datetime) -> int:
@@ -226,11 +239,6 @@ def _look_at_fenced(at: datetime) -> int:
     for member in members.order_by("id")[:200]:
         looks += stopping.order_look(member)
     return looks
-
-
-def not_free_resolved(*, allocation_uid: str, number: int) -> None:
-    """The card was seen free after all: close its incident."""
-    incident_resolve(dedupe_key=f"not_free:{allocation_uid}:{number}", note="seen free")
 
 
 def allocation_stop_due(*, allocation_id: int, cause: str, rule: str = "") -> bool:

@@ -14,8 +14,8 @@ from django.db import transaction
 from pool.locks import allocation_lock
 from pool.models import Allocation, AllocationEvent, AllocationMember, Node, ReclaimCase
 from pool.services import stopping
-from pool.services.allocations import allocation_follow_members
 from pool.services.capacity import capacity_refresh
+from pool.services.fencing import member_fence
 from pool.transitions import LIVE, MEMBER_GONE
 from portal.kernel.clock import now
 from portal.kernel.models import advance
@@ -134,19 +134,3 @@ def node_lost_stop(*, node: Node, allocation_id: int, at: datetime) -> None:
                 rule="node_lost",
                 grace_s=stopping.GANG_GRACE_S,
             )
-
-
-def member_fence(*, member_id: int, allocation_id: int) -> bool:
-    """The time-out passed: the request may go on elsewhere, though the lost node's cards stay held."""
-    with transaction.atomic():
-        allocation = allocation_lock(allocation_id)
-        changed = AllocationMember.objects.filter(pk=member_id, state=M.LOST, fenced_at=None).update(
-            fenced_at=now()
-        )
-        if not changed:
-            return False
-        AllocationEvent.objects.create(
-            allocation=allocation, at=now(), kind="fenced", actor_name=SYSTEM.name, facts={}
-        )
-        allocation_follow_members(allocation_id=allocation_id)
-    return True

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from pool.models import AgentCommand, Allocation, Lease, LeaseSpan, Node, QueueEntry, ReclaimCase
+from pool.models import AgentCommand, Allocation, Gpu, Lease, LeaseSpan, Node, QueueEntry, ReclaimCase
 from pool.services import allocations
 from pool.services.closing import allocation_finish
 from pool.services.cycle import schedule_cycle
@@ -14,7 +14,7 @@ from pool.services.execution import allocation_start, execution_reconcile
 from portal.kernel.clock import set_clock
 from portal.kernel.errors import Blocked, Conflict, Invalid, Refused
 from portal.ops.actor import SYSTEM
-from portal.ops.models import AuditEvent, OutboxEvent
+from portal.ops.models import AuditEvent, Incident, OutboxEvent
 from quotas.models import LedgerEntry, PriceRate, QuotaUsage, UsageSpan, UserLimit
 from tests.pool import builders as pool
 from tests.quotas import build
@@ -209,6 +209,30 @@ def test_busy_cards_are_not_given_on(placed):
     assert placed.state == "ended"
 
 
+def test_a_card_that_vanished_while_leased_does_not_hold_up_the_rest(placed):
+    """Its job ended; the card is gone, so it can never be seen free: quota and request go on, the card
+    stays held.
+    """
+    with at(1):
+        pool.report_running(placed)
+        pool.report_ended(placed, None)
+        pool.report_free(placed, free=False)
+    Gpu.objects.filter(leases__allocation=placed).update(condition="vanished")
+    with at(5):
+        assert execution_reconcile()["closed"] == 0
+    with at(7):
+        assert execution_reconcile()["closed"] == 1
+    placed.refresh_from_db()
+    assert (placed.state, used(), UsageSpan.objects.filter(ended_at=None).count()) == ("ended", 0, 0)
+    assert {span.ended_at for span in UsageSpan.objects.all()} == {T + timedelta(minutes=1)}
+    assert Lease.objects.filter(ended_at=None).count() == 2
+    assert Incident.objects.get(kind="gpu_not_free").state == "open"
+    with at(9):
+        Gpu.objects.update(condition="ok")
+        pool.report_free(placed)
+    assert Lease.objects.filter(ended_at=None).count() == 0
+
+
 class TestAskedByPeople:
     def test_release_by_the_holder(self, placed):
         with at(1):
@@ -299,6 +323,22 @@ class TestAskedByPeople:
                 acting_user=build.actor(placed.holder), allocation=placed, extra_s=3601
             )
         assert caught.value.blocking == {"level": "user", "limit": 7200, "used": 0, "requested": 7201}
+
+    def test_borrowed_cards_are_not_kept_while_their_owner_waits(self, placed):
+        owner = build.department("owner")
+        build.limits(placed.department, placed.flavour, 1)
+        build.limits(owner, placed.flavour, 7)
+        with at(1):
+            pool.queued(owner, placed.flavour, 7)
+            schedule_cycle()
+            actor = build.actor(placed.holder)
+            with pytest.raises(Conflict) as caught:
+                allocations.allocation_extend(acting_user=actor, allocation=placed, extra_s=60)
+            assert (caught.value.code, caught.value.extra) == ("others_wait", {"waiting": 1})
+            build.limits(placed.department, placed.flavour, 2)
+            allocations.allocation_extend(acting_user=actor, allocation=placed, extra_s=60)
+        placed.refresh_from_db()
+        assert placed.extensions == 1
 
     def test_extend_of_what_is_ending_is_refused(self, placed):
         allocations.allocation_release(acting_user=build.actor(placed.holder), allocation=placed)

@@ -7,13 +7,14 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from django.db import transaction
 
 from pool.models import AgentCommand, Allocation, Lease, Node
-from pool.services.agent_inbox import agent_heartbeat
+from pool.services.agent_inbox import node_heard
 from pool.services.cycle import schedule_cycle
 from pool.services.execution import execution_reconcile
 from pool.services.node_watch import nodes_sweep
-from portal.kernel.clock import set_clock
+from portal.kernel.clock import now, set_clock
 from portal.ops.models import Incident
 from quotas.models import FlavourCapacity, QuotaUsage, UsageSpan
 from tests.pool import builders as pool
@@ -39,6 +40,12 @@ def lost():
         allocation = Allocation.objects.get()
         pool.report_running(allocation)
     return allocation
+
+
+def heard():
+    """The node's agent gives a sign of life now."""
+    with transaction.atomic():
+        node_heard(node=Node.objects.select_for_update().get(), at=now())
 
 
 def health():
@@ -67,7 +74,7 @@ def test_the_steps_of_silence(lost):
 def test_a_heartbeat_before_lost_undoes_it(lost):
     with after(50):
         nodes_sweep()
-        agent_heartbeat(node_id=Node.objects.get().pk)
+        heard()
     assert health() == "ok"
     lost.refresh_from_db()
     assert lost.state == "running"
@@ -111,7 +118,7 @@ def test_cards_of_a_fenced_node_stay_held_until_seen_free(lost):
     lease = Lease.objects.get()
     assert lease.ended_at is None
     with after(600):
-        agent_heartbeat(node_id=Node.objects.get().pk)
+        heard()
         assert health() == "ok"
         assert schedule_cycle().placed == ()
         AgentCommand.objects.filter(kind="check_free").delete()
@@ -135,7 +142,7 @@ def test_back_before_fencing_its_work_is_stopped_seen_free_and_requeued(lost):
         nodes_sweep()
     stop = AgentCommand.objects.filter(kind="stop")
     with after(260):
-        agent_heartbeat(node_id=Node.objects.get().pk)
+        heard()
         execution_reconcile()
         assert stop.count() == 1
         pool.report_ended(lost, None)
