@@ -5,5 +5,5 @@ import os
 os.environ["GPUPOOL_ENV"] = "test"
 os.environ.pop("GPUPOOL_DEMO", None)
 
-from portal.settings import *  # noqa: E402, F403
 import portal.celery  # noqa: E402, F401  (shared tasks find their application, and run at once)
+from portal.settings import *  # noqa: E402, F403
