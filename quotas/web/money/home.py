@@ -12,7 +12,7 @@ from django.views.decorators.http import require_safe
 from portal.accounts.models import Role
 from portal.kernel.clock import now
 from portal.kernel.units import MICRO
-from quotas.selectors.billing_time import billing_zone, month_of, previous_month
+from quotas.selectors.billing_time import billing_zone, month_of, next_month, previous_month
 from quotas.selectors.finance_home import Forecast, decisions, forecast
 from quotas.selectors.money import LineFilter, book_months
 from quotas.selectors.month_report import MonthReport, month_report
@@ -51,49 +51,59 @@ def finance_home(request: HttpRequest) -> HttpResponse:
 
 
 def chart(report: MonthReport, outlook: Forecast | None) -> dict[str, Any]:
-    """Cost of each day so far, and of each day to come by the forecast."""
-    days = report.days
-    daily = [sum(by_day[d].amount_micro for by_day in report.by_day.values() if d in by_day) for d in days]
-    last = (report.end.astimezone(billing_zone())).date()
-    rest = []
-    day = days[-1]
-    while (day := day.fromordinal(day.toordinal() + 1)) < last:
-        rest.append(day)
+    """Cost of each day so far, of each day to come by the forecast, and of the month before as a line."""
+    month = report.days[0]
+    length = (next_month(month) - month).days
+    daily = {d.day: report.money_of(d) for d in report.days}
+    before = {d.day: micro for d, micro in report.before_by_day.items()}
+    each = None
+    rest = [n for n in range(1, length + 1) if n not in daily]
+    if outlook is not None and rest:
+        each = ((outlook.low_micro + outlook.high_micro) // 2 - report.total.amount_micro) // len(rest)
     data: list[dict[str, Any]] = [
         {
             "type": "bar",
             "name": _("so far"),
-            "x": [f"{d:%Y-%m-%d}" for d in days],
-            "y": [round(v / MICRO, 2) for v in daily],
+            "x": list(daily),
+            "y": [round(v / MICRO, 2) for v in daily.values()],
             "marker": {"color": "--series"},
         }
     ]
-    rows = [[f"{d:%Y-%m-%d}", f"{v / MICRO:,.2f}", ""] for d, v in zip(days, daily, strict=True)]
-    if outlook is not None and rest:
-        middle = (outlook.low_micro + outlook.high_micro) / 2 - report.total.amount_micro
-        each = round(middle / (len(rest) + 1e-9) / MICRO, 2)
+    if each is not None:
         data.append(
             {
                 "type": "bar",
                 "name": _("forecast"),
-                "x": [f"{d:%Y-%m-%d}" for d in rest],
-                "y": [each for _d in rest],
-                "marker": {
-                    "color": "--accent-soft",
-                    "line": {"color": "--accent", "width": 1},
-                    "pattern": {"shape": "/", "fgcolor": "--accent", "size": 5, "solidity": 0.15},
-                },
+                "x": rest,
+                "y": [round(each / MICRO, 2)] * len(rest),
+                "marker": {"color": "--accent-soft", "line": {"color": "--accent", "width": 1}},
             }
         )
-        rows += [[f"{d:%Y-%m-%d}", "", f"{each:,.2f}"] for d in rest]
+    if before:
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": month_name(previous_month(month)),
+                "x": list(range(1, length + 1)),
+                "y": [round(before[n] / MICRO, 2) if n in before else None for n in range(1, length + 1)],
+                "line": {"color": "--ink-3", "width": 1.5, "dash": "dot"},
+            }
+        )
+    rows = [
+        [n, *(f"{v / MICRO:,.2f}" if v is not None else "" for v in (daily.get(n), before.get(n)))]
+        + [f"{each / MICRO:,.2f}" if each is not None and n in rest else ""]
+        for n in range(1, length + 1)
+    ]
+    head = [_("Day"), month_name(month), month_name(previous_month(month)), _("forecast")]
     return {
-        "data": data if report.total.lines else [],
+        "data": data if report.total.lines or before else [],
         "layout": {
             "barmode": "overlay",
             "bargap": 0.2,
             "yaxis": {"title": {"text": _("Cost a day")}},
-            "xaxis": {"type": "category", "nticks": 8},
+            "xaxis": {"range": [0.4, length + 0.6], "dtick": 5, "tick0": 0, "tickangle": 0},
             "showlegend": len(data) > 1,
         },
-        "table": {"head": [_("Day"), month_name(report.days[0]), _("forecast")], "rows": rows},
+        "table": {"head": head, "rows": rows},
     }

@@ -98,7 +98,7 @@ def month_file(request: HttpRequest) -> HttpResponse:
 def chart(report: MonthReport) -> dict[str, Any]:
     """Allocated GPU-hours by day, stacked by group, with the same figures as a table."""
     shown, rest = report.groups[:SERIES], report.groups[SERIES:]
-    days = [f"{day:%Y-%m-%d}" for day in report.days]
+    days = [f"{day:%m-%d}" for day in report.days]
 
     def hours(keys: list[Any]) -> list[float]:
         return [
@@ -124,7 +124,7 @@ def chart(report: MonthReport) -> dict[str, Any]:
             "barmode": "stack",
             "bargap": 0.15,
             "yaxis": {"title": {"text": _("GPU·h a day")}},
-            "xaxis": {"type": "category", "nticks": 8},
+            "xaxis": {"type": "category", "nticks": 6, "tickangle": 0},
             "showlegend": True,
         },
         "table": {
