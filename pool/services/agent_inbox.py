@@ -91,6 +91,8 @@ def agent_hello(*, node_id: int, message: dict[str, Any]) -> dict[str, Any]:
             facts={"hostname": str(message.get("hostname"))[:120], "expected": node.hostname},
         )
         raise Refused(code="token_of_another_node", detail="This token was given to another machine.")
+    with transaction.atomic():  # apart: allocations are locked before cards, everywhere
+        _jobs_compare(node, message.get("jobs") or [], now())
     return welcome
 
 
@@ -131,7 +133,6 @@ def _hello(node: Node, message: dict[str, Any], machine: str) -> None:
     node_heard(node=node, at=at)
     inventory_sync(node=node, gpus=gpus, nvml_ok=nvml_ok)
     _nvml_state(node, nvml_ok, str(nvml.get("reason") or ""))
-    _jobs_compare(node, message.get("jobs") or [], at)
 
 
 def _skew(said: datetime | None, at: datetime) -> int | None:

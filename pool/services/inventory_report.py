@@ -27,6 +27,7 @@ IMPORTED = "IMPORT-"
 FRESH = timedelta(seconds=60)
 AGENT = system("agent", via="agent")
 VANISHED_REASON = "gpu_lost"
+UNCONFIRMED = "not_confirmed"
 
 
 def inventory_sync(*, node: Node, gpus: list[dict[str, Any]], nvml_ok: bool) -> bool:
@@ -34,10 +35,11 @@ def inventory_sync(*, node: Node, gpus: list[dict[str, Any]], nvml_ok: bool) -> 
 
     Returns whether capacity changed. With `nvml_ok` false an empty list means "not known", not "no cards".
     """
+    rows = Gpu.objects.select_for_update(no_key=True).filter(node=node).order_by("id")
+    known = {gpu.uuid: gpu for gpu in rows}
     if not nvml_ok:
-        return False
+        return _unconfirmed(known)
     at = now()
-    known = {gpu.uuid: gpu for gpu in Gpu.objects.select_for_update().filter(node=node).order_by("id")}
     changed = False
     seen: set[str] = set()
     for report in gpus:
@@ -56,10 +58,21 @@ def inventory_sync(*, node: Node, gpus: list[dict[str, Any]], nvml_ok: bool) -> 
             changed = _update(gpu, node, uuid, report, at) or changed
         changed = _slices_sync(gpu, report.get("mig") or {}, at) or changed
     for uuid, gpu in known.items():
-        if gpu.uuid not in seen and uuid not in seen and not gpu.uuid.startswith(IMPORTED):
+        if gpu.uuid not in seen and uuid not in seen:
             changed = gpu_vanished(gpu=gpu) or changed
     if changed:
         capacity_refresh()
+    return changed
+
+
+def _unconfirmed(known: dict[str, Gpu]) -> bool:
+    """Imported cards that no NVML has confirmed yet: nothing may be placed on what perhaps is not there."""
+    changed = False
+    for gpu in known.values():
+        if gpu.uuid.startswith(IMPORTED) and gpu.condition == Gpu.Condition.OK:
+            changed = gpu_condition_set(
+                acting_user=AGENT, gpu=gpu, condition=Gpu.Condition.SUSPECT, reason=UNCONFIRMED
+            )
     return changed
 
 
@@ -121,7 +134,12 @@ def _taken_over(node: Node, report: dict[str, Any], known: dict[str, Gpu]) -> Gp
 def _moved_here(node: Node, uuid: str) -> Gpu | None:
     """The card of another node that may have moved: nobody holds it there, and that node does not report
     it."""
-    gpu = Gpu.objects.select_for_update(of=("self",)).select_related("node").filter(uuid=uuid).first()
+    gpu = (
+        Gpu.objects.select_for_update(of=("self",), no_key=True)
+        .select_related("node")
+        .filter(uuid=uuid)
+        .first()
+    )
     if gpu is None or gpu.node_id == node.pk:
         return gpu
     other = gpu.node
@@ -151,7 +169,7 @@ def _update(gpu: Gpu, node: Node, uuid: str, report: dict[str, Any], at: datetim
     moved, renamed = gpu.node_id != node.pk, gpu.uuid != uuid
     values |= {"node": node} if moved else {}
     values |= {"uuid": uuid} if renamed else {}
-    if gpu.flavour_id is None:
+    if gpu.flavour_id is None or (renamed and gpu.model_name != report.get("name")):
         flavour = _flavour(values.get("model_name", gpu.model_name), values.get("memory_mib", gpu.memory_mib))
         values |= {"flavour": flavour} if flavour is not None else {}
     if values:
@@ -173,8 +191,9 @@ def _update(gpu: Gpu, node: Node, uuid: str, report: dict[str, Any], at: datetim
 
 
 def gpu_returned(*, gpu: Gpu) -> bool:
-    """The card answers again. False when it had not vanished."""
-    if gpu.condition != Gpu.Condition.VANISHED:
+    """The card answers. False when it had neither vanished nor waited to be confirmed."""
+    waited = gpu.condition == Gpu.Condition.SUSPECT and gpu.condition_reason == UNCONFIRMED
+    if gpu.condition != Gpu.Condition.VANISHED and not waited:
         return False
     gpu_condition_set(acting_user=AGENT, gpu=gpu, condition=Gpu.Condition.OK)
     _tell_holders(gpu, "gpu_back")

@@ -18,6 +18,7 @@ from portal.ops.actor import system
 State = AllocationMember.State
 AGENT = system("agent", via="agent")
 NOT_FREE = "gpu_not_free"
+FINDINGS = frozenset({"processes", "memory_in_use", "reset_required"})
 
 
 def _follow(member: AllocationMember, **what: Any) -> None:
@@ -86,7 +87,7 @@ def _cards_not_free(member: AllocationMember, found: dict[str, dict[str, Any]]) 
     """Cards that the last look before the start found taken: nothing more is placed there until that is cleared."""
     for uuid, item in sorted(found.items()):
         gpu = Gpu.objects.filter(uuid=uuid, node=member.node, condition=Gpu.Condition.OK).first()
-        if gpu is not None and not item.get("free"):
+        if gpu is not None and item.get("reason") in FINDINGS:
             gpu_condition_set(
                 acting_user=AGENT,
                 gpu=gpu,

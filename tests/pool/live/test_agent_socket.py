@@ -217,3 +217,19 @@ def test_nonsense_in_a_durable_message_is_noted_and_does_not_block_the_next(alph
     assert (member.state, member.pid) == ("running", 7)
     incident = Incident.objects.get(kind="agent_message_bad")
     assert incident.occurrences == 2
+
+
+def test_imported_cards_are_confirmed_one_by_one_and_phantoms_are_not_placed_on(alpha: Voice) -> None:
+    for index in range(2):
+        Gpu.objects.create(uuid=f"IMPORT-alpha-{index}", node=alpha.node, index=index, model_name="V100")
+    first = Gpu.objects.get(index=0)
+    alpha.hello["facts"]["nvml"] = {"ok": False, "reason": "no_driver"}
+    cards = alpha.hello.pop("gpus")
+    alpha.talk(alpha.greet)
+    assert set(Gpu.objects.values_list("condition", "condition_reason")) == {("suspect", "not_confirmed")}
+    alpha.hello.update(gpus=cards, facts={"nvml": {"ok": True, "reason": None}})
+    alpha.talk(alpha.greet)
+    first.refresh_from_db()
+    assert (first.uuid, first.condition, first.model_name) == ("GPU-alpha", "ok", "NVIDIA A100-SXM4-80GB")
+    assert first.flavour is not None and first.flavour.memory_mib == 81920
+    assert Gpu.objects.get(uuid="IMPORT-alpha-1").condition == "vanished"
