@@ -171,10 +171,10 @@ def fleet_import(*, acting_user: Actor, plan: FleetPlan) -> dict[str, int]:
     with transaction.atomic():
         clusters = _clusters(plan)
         flavours: dict[tuple[str, int], GpuFlavour] = {}
-        for node in plan.nodes:
-            key = (node["model"], node["gpu_memory_mib"])
-            if node["gpu"] and key not in flavours:
-                flavours[key] = flavour_ensure(model_name=node["model"], memory_mib=node["gpu_memory_mib"])
+        for item in plan.nodes:
+            key = (item["model"], item["gpu_memory_mib"])
+            if item["gpu"] and key not in flavours:
+                flavours[key] = flavour_ensure(model_name=item["model"], memory_mib=item["gpu_memory_mib"])
         existing = {n.name: n for n in Node.objects.filter(name__in=[n["name"] for n in plan.nodes])}
         fresh: list[Node] = []
         changed: list[Node] = []

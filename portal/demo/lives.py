@@ -163,7 +163,7 @@ def _live(life: Life, stage: Stage) -> list[str]:
     with set_clock(free):
         for member in members:
             leases = Lease.objects.filter(allocation=allocation, member=member.number)
-            found = {
+            found: dict[str, dict[str, Any]] = {
                 uuid: {"free": True, "reason": None, "procs": []}
                 for uuid in leases.values_list("gpu__uuid", flat=True)
             }

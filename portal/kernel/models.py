@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.db import models
 from django.db.models import F
 
@@ -22,7 +24,7 @@ class PublicModel(models.Model):
         abstract = True
 
 
-def advance(queryset: models.QuerySet, **changes: object) -> int:
+def advance(queryset: models.QuerySet[Any], **changes: object) -> int:
     """Conditional UPDATE that also raises `version` and `updated_at`; returns the rows changed.
 
     State machines use it as `advance(Model.objects.filter(pk=…, state__in=…, version=…), state=…)`: a result

@@ -85,7 +85,7 @@ class User(AbstractBaseUser, PermissionsMixin):
         for secret in settings.SECRET_KEY_FALLBACKS:
             yield self._session_hash(secret)
 
-    def _session_hash(self, secret: str | None) -> str:
+    def _session_hash(self, secret: str | bytes | None) -> str:
         value = f"{self.password}:{self.session_generation}"
         return salted_hmac("portal.accounts.session", value, secret=secret, algorithm="sha256").hexdigest()
 

@@ -97,7 +97,7 @@ def _tell(kind: str, row: Department, **more: Any) -> None:
 
 def _locked(department: Department, expected_version: int | None) -> Department:
     lock_tree()
-    row = Department.objects.without_tree_fields().select_for_update().get(pk=department.pk)
+    row: Department = Department.objects.without_tree_fields().select_for_update().get(pk=department.pk)
     if expected_version is not None and row.version != expected_version:
         raise PreconditionFailed(
             code="version_changed",

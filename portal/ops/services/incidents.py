@@ -66,7 +66,7 @@ def incident_open(
 
 
 def incident_note(
-    *, incident: Incident, kind: str, actor: Actor, text: str = "", facts: dict | None = None
+    *, incident: Incident, kind: str, actor: Actor, text: str = "", facts: dict[str, Any] | None = None
 ) -> None:
     """Add one entry to an incident's story."""
     IncidentEntry.objects.create(
