@@ -195,3 +195,28 @@ def test_description_of_the_api_opens_under_the_policy(
 ) -> None:
     page = visit("/api/docs/", user=person("pool_admin"))
     expect(page.locator(".opblock-tag").first).to_be_visible(timeout=30000)
+
+
+def test_chart_takes_the_colours_of_the_new_theme(visit: Callable[..., Page]) -> None:
+    page = visit("/design/")
+    axis = page.locator("#sample-chart .ytick text").first
+    axis.wait_for()
+    light = axis.evaluate("el => getComputedStyle(el).fill")
+    page.get_by_role("button", name="Switch light or dark").click()
+    page.wait_for_function(
+        "before => getComputedStyle(document.querySelector('#sample-chart .ytick text')).fill !== before",
+        arg=light,
+    )
+
+
+def test_reason_of_a_missing_value_fits_on_a_phone(
+    visit: Callable[..., Page], shot: Callable[..., Path]
+) -> None:
+    page = visit("/design/", width=390)
+    page.locator(".tip").first.tap()
+    box = page.locator(".tip").first.evaluate(
+        "el => { const s = getComputedStyle(el, '::after'); return [parseFloat(s.left), parseFloat(s.width)]; }"
+    )
+    assert box[0] >= 0
+    assert box[0] + box[1] <= 390
+    shot(page, "tip-390", full=False)
