@@ -189,11 +189,12 @@ def install_packages(run: Run) -> bool:
     for attempt in (1, 2):
         print(f"\n== packages: pip install -e .[test]{' (again)' if attempt == 2 else ''}", flush=True)
         began = time.monotonic()
-        code, _ = _stream(command, None)
-        if code == 0:
+        answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        if answer.returncode == 0:
             stamp.write_text(wanted)
             run.outcomes.append(Outcome("packages", "ok", time.monotonic() - began))
             return True
+        print(answer.stdout + answer.stderr, flush=True)
     run.outcomes.append(Outcome("packages", "failed", note="pip install failed"))
     return False
 
