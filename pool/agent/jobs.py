@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import time
 from collections.abc import Callable
@@ -323,6 +324,10 @@ class Jobs:
             raise StartRefused("bad_order", "the work folder's name is not usable")
         work_dir = os.path.join(self.work_root, name)
         os.makedirs(work_dir, mode=0o700, exist_ok=True)
+        found = os.lstat(work_dir)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (os.geteuid(), account.uid):
+            # Never hand one person's files to another, whatever name the order carries.
+            raise StartRefused("workdir_not_accessible", "the work folder belongs to another account")
         if account.switch:
             os.chown(work_dir, account.uid, account.gid)
         folder = os.path.join(self.root, f"{allocation}.{member}")

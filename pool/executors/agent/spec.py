@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from pool.executors.base import TerminalFailure
@@ -44,15 +43,12 @@ def start_spec(member: AllocationMember) -> dict[str, Any]:
         "cpu_milli": member.cpu_milli or None,
         "user": allocation.holder.username,
         "system_account": allocation.holder.node_account,
-        "workdir_name": f"{allocation.ref}-{_plain(request.ref)}",
+        # The request's, not the allocation's: work that comes back in line finds its checkpoint again.
+        "workdir_name": f"{request.ref}-{request.uid.hex[-8:]}",
         "wall_seconds": None,  # the lease's end can move, so the installation stops it, not the node
         "rendezvous": _rendezvous(member, len(mig_uuids) or len(gpu_uuids)),
         "checkpoint": _checkpoint(request.checkpoint),
     }
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]", "_", text)[:40]
 
 
 def _checkpoint(settings: dict[str, Any]) -> dict[str, Any] | None:
