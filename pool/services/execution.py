@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 from django.db import transaction
-from django.db.models import Q
+from django.db.models import Exists, OuterRef, Q
 
 from pool.executors.base import ExecutorFailure, RetryableFailure, executor_for
 from pool.locks import allocation_lock
@@ -26,6 +26,7 @@ from portal.kernel.errors import Conflict
 from portal.kernel.models import advance
 from portal.ops.actor import system
 from portal.ops.services import incident_open
+from quotas.models import RequestEvent
 from quotas.services.lifecycle import request_started
 
 log = structlog.get_logger(__name__)
@@ -224,8 +225,14 @@ def _not_seen_free(member: AllocationMember) -> Q:
 
 def _tell_started(at: datetime) -> int:
     """Requests whose start was confirmed but not told, because the process died in between."""
+    told = RequestEvent.objects.filter(
+        request_id=OuterRef("request_id"), kind="started", at__gte=OuterRef("reserved_at")
+    )
     rows = Allocation.objects.filter(
-        state=A.RUNNING, state_since__lt=at - FORGOTTEN, state_since__gt=at - timedelta(minutes=10)
+        ~Exists(told),
+        state=A.RUNNING,
+        state_since__lt=at - FORGOTTEN,
+        state_since__gt=at - timedelta(minutes=10),
     )
     return sum(request_started(request_id=row.request_id, facts={}) for row in rows)
 

@@ -39,10 +39,37 @@ def leases_sweep() -> dict[str, int]:
         done["reclaimed"] += allocation_stop_due(
             allocation_id=case.allocation_id, cause=case.cause, rule=case.rule
         )
-    near = live.filter(expires_at__gt=at, expires_at__lte=at + timedelta(seconds=max(THRESHOLDS_S)))
-    for pk in near.order_by("expires_at", "id").values_list("pk", flat=True):
+    for pk in warnings_due(at):
         done["warned"] += expiry_warn(allocation_id=pk, at=at)
     return done
+
+
+def warnings_due(at: datetime) -> list[int]:
+    """Allocations that passed a threshold which was not told yet: two queries, however many leases are
+    near.
+    """
+    near = Allocation.objects.filter(
+        state__in=LIVE, expires_at__gt=at, expires_at__lte=at + timedelta(seconds=max(THRESHOLDS_S))
+    ).order_by("expires_at", "id")
+    passed: dict[int, tuple[str, int]] = {}
+    for allocation in near:
+        threshold = _passed(allocation, at)
+        if threshold is not None and allocation.expires_at is not None:
+            passed[allocation.pk] = (allocation.expires_at.isoformat(), threshold)
+    told = AllocationEvent.objects.filter(allocation_id__in=passed, kind=WARNED)
+    for allocation_id, facts in told.values_list("allocation_id", "facts"):
+        due = passed.get(allocation_id)
+        if due is not None and facts.get("expires_at") == due[0] and facts.get("threshold_s", 0) <= due[1]:
+            del passed[allocation_id]
+    return list(passed)
+
+
+def _passed(allocation: Allocation, at: datetime) -> int | None:
+    """The smallest threshold that the time left has passed, or None."""
+    if allocation.expires_at is None:
+        return None
+    left = (allocation.expires_at - at).total_seconds()
+    return min((seconds for seconds in thresholds_for(allocation) if left <= seconds), default=None)
 
 
 def thresholds_for(allocation: Allocation) -> list[int]:
@@ -60,11 +87,9 @@ def expiry_warn(*, allocation_id: int, at: datetime) -> bool:
         allocation = allocation_lock(allocation_id)
         if allocation.state not in LIVE or allocation.expires_at is None or allocation.expires_at <= at:
             return False
-        left = (allocation.expires_at - at).total_seconds()
-        passed = [seconds for seconds in thresholds_for(allocation) if left <= seconds]
-        if not passed:
+        threshold = _passed(allocation, at)
+        if threshold is None:
             return False
-        threshold = min(passed)
         end = allocation.expires_at.isoformat()
         told = AllocationEvent.objects.filter(
             allocation=allocation, kind=WARNED, facts__expires_at=end, facts__threshold_s__lte=threshold

@@ -85,6 +85,17 @@ def test_expiry_after_a_missed_night_stops_without_a_late_warning(lease):
     assert warnings() == []
 
 
+def test_a_sweep_over_many_leases_costs_a_fixed_number_of_queries(lease, django_assert_max_num_queries):
+    with at(0):
+        for _ in range(3):
+            pool.queued(lease.department, lease.flavour, 1, duration_s=10 * 86400)
+        schedule_cycle()
+    with at(239):
+        assert leases_sweep()["warned"] == 4
+        with django_assert_max_num_queries(5):
+            assert leases_sweep()["warned"] == 0
+
+
 def test_short_leases_are_not_warned_days_ahead(lease):
     lease.started_at = T
     for hours, expected in ((0.2, []), (0.5, [600]), (3, [3600, 600]), (100, [86400, 3600, 600])):

@@ -185,6 +185,16 @@ def test_retryable_failure_of_the_node_requeues_three_times_at_most(placed):
     assert used() == 0
 
 
+def test_a_start_that_was_confirmed_but_not_told_is_told_by_the_sweep(placed):
+    with at(1):
+        pool.report_running(placed)
+        placed.request.events.filter(kind="started").delete()
+    with at(2):
+        assert execution_reconcile()["told"] == 1
+        assert execution_reconcile()["told"] == 0
+    assert placed.request.events.filter(kind="started").count() == 1
+
+
 def test_failed_command_ends_with_its_code(placed):
     with at(1):
         pool.report_running(placed)
