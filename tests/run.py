@@ -41,9 +41,12 @@ SYSTEM_PARTS = (
     ("/usr/share/fonts/opentype/noto/NotoSansCJK-Regular.ttc", "fonts-noto-cjk"),
 )
 OUTSIDE_POSTGRES = "postgres://postgres@127.0.0.1:5432/gpupool_check"
-OUTSIDE_REDIS = "redis://127.0.0.1:6379/15"
+OUTSIDE_REDIS = "redis://127.0.0.1:6379/8"
 # What the second database and Redis are tried with: all that talks to them.
-DATABASE_TESTS = ("*/services", "*/live", "*/selectors", "*/executors")
+DATABASE_TESTS = (
+    *("*/services", "*/live", "*/selectors", "*/executors"),
+    *("quotas/money", "portal/accounts", "portal/ops", "portal/notify", "pool/agent"),
+)
 
 
 @dataclass

@@ -43,7 +43,7 @@ class EmbeddedValkey:
                 "--save",
                 "",
             ),
-            *("--daemonize", "no", "--databases", "4", "--maxmemory-policy", "noeviction"),
+            *("--daemonize", "no", "--databases", "16", "--maxmemory-policy", "noeviction"),
             *("--aof-load-truncated", "yes", "--loglevel", "notice"),
         )
 
