@@ -45,7 +45,7 @@ OUTSIDE_REDIS = "redis://127.0.0.1:6379/8"
 # What the second database and Redis are tried with: all that talks to them.
 DATABASE_TESTS = (
     *("*/services", "*/live", "*/selectors", "*/executors"),
-    *("quotas/money", "portal/accounts", "portal/ops", "portal/notify", "pool/agent"),
+    *("quotas/money", "portal/accounts", "portal/ops", "portal/notify"),
 )
 
 
@@ -302,7 +302,7 @@ def outside_tests(run: Run) -> None:
     ]
     run.step(
         "tests outside servers",
-        [*command, "-m", f"not browser and not up{without_shared}", *folders],
+        [*command, "-m", f"not serial and not browser and not up{without_shared}", *folders],
         environment,
     )
 
