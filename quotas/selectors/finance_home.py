@@ -12,11 +12,10 @@ from portal.accounts.models import Role
 from portal.accounts.policy import Policy
 from portal.ops.models import Incident
 from quotas.engine.billing import month_bounds
-from quotas.models import ApprovalStep, GpuFlavour
+from quotas.models import ApprovalStep
 from quotas.selectors.billing_time import billing_zone, previous_month
 from quotas.selectors.money import BookMonth
 from quotas.selectors.month_report import MonthReport
-from quotas.selectors.prices import flavours_without_price
 from quotas.services.months import MONEY_INCIDENTS
 
 CLOSE_WITHIN = timedelta(days=18)
@@ -34,12 +33,14 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Decisions:
-    """What waits for finance. `close` is a month that is over and open, with the day it is due."""
+    """What waits for finance. `close` is a month that is over and open, with the day it is due; `unpriced` are
+    incidents of use without a price.
+    """
 
     steps: list[ApprovalStep]
     close: date | None
     close_by: datetime | None
-    unpriced: list[GpuFlavour]
+    unpriced: list[Incident]
     incidents: list[Incident]
 
     @property
@@ -65,17 +66,14 @@ def decisions(policy: Policy, months: list[BookMonth], *, limit: int = 10) -> De
     if close is not None:
         _start, end = month_bounds(close.year, close.month, billing_zone())
         close_by = end + CLOSE_WITHIN
-    incidents = (
-        Incident.objects.filter(kind__in=MONEY_INCIDENTS)
-        .exclude(state="closed")
-        .exclude(kind="price_missing")
-    )
+    incidents = Incident.objects.filter(kind__in=MONEY_INCIDENTS).exclude(state="closed").order_by("-id")
+    found = list(incidents[: 2 * limit])
     return Decisions(
         steps=list(steps[:limit]),
         close=close,
         close_by=close_by,
-        unpriced=flavours_without_price(),
-        incidents=list(incidents.order_by("-id")[:limit]),
+        unpriced=[i for i in found if i.kind == "price_missing"][:limit],
+        incidents=[i for i in found if i.kind != "price_missing"][:limit],
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import Any
 
+from django.db import connection
 from django.db.models import Q, QuerySet
 from django.utils.translation import gettext_lazy as _
 
@@ -19,7 +20,7 @@ from portal.accounts.models import User
 from portal.accounts.policy import Policy
 from portal.kernel.clock import now
 from portal.kernel.errors import Invalid, NotFound
-from quotas.models import GpuFlavour, LedgerEntry, LedgerMonth, UsageSpan
+from quotas.models import GpuFlavour, LedgerEntry, UsageSpan
 from quotas.selectors.billing_time import first_of_month, month_of, previous_month
 from quotas.selectors.cutting import Cutter, line_of
 
@@ -208,12 +209,15 @@ class BookMonth:
 
 
 def book_months() -> list[BookMonth]:
-    """Months from the first booked one to the present one, newest first: two queries."""
+    """Months from the first booked one to the present one, newest first: one query."""
     present = month_of(now())
-    closed = set(LedgerMonth.objects.exclude(closed_at=None).values_list("month", flat=True))
-    first = (
-        LedgerEntry.objects.order_by("booked_month").values_list("booked_month", flat=True).first() or present
-    )
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT (SELECT min(booked_month) FROM quotas_ledgerentry), "
+            "ARRAY(SELECT month FROM quotas_ledgermonth WHERE closed_at IS NOT NULL)"
+        )
+        first, closed_months = cursor.fetchone()
+    first, closed = first or present, set(closed_months)
     months: list[BookMonth] = []
     year, number = present.year, present.month
     while (current := date(year, number, 1)) >= min(first, present) and len(months) < 120:

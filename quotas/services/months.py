@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime
 from typing import Any
 
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models import Count, Max, Q, Sum
 from django.utils.translation import gettext_lazy as _
 
@@ -59,7 +59,11 @@ def month_checks(*, month: date, compare: bool = True) -> list[Check]:
         .values_list("booked_month", flat=True)
         .first()
     )
-    late, missing, open_incidents = behind.count(), unpriced.count(), incidents.count()
+    with connection.cursor() as cursor:  # three counts in one look
+        parts = [rows.values("pk").query.sql_with_params() for rows in (behind, unpriced, incidents)]
+        counts = ", ".join(f"(SELECT count(*) FROM ({sql}) x)" for sql, _params in parts)
+        cursor.execute(f"SELECT {counts}", [param for _sql, params in parts for param in params])
+        late, missing, open_incidents = cursor.fetchone()
     return [
         Check("month_over", now() >= end, {"end": end}),
         Check("all_booked", late == 0, {"count": late}),

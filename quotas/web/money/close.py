@@ -74,8 +74,10 @@ def month_close_page(request: HttpRequest) -> HttpResponse:
         else:
             messages.success(request, _("%(month)s is closed.") % {"month": month_name(month)})
         return HttpResponseRedirect(f"{reverse('quotas:month-close')}?month={month:%Y-%m}")
-    row = LedgerMonth.objects.filter(month=month).first()
-    checks = month_checks(month=month, compare=False) if row is None or row.closed_at is None else []
+    months = book_months()
+    closed = any(m.closed for m in months if m.month == month)
+    row = LedgerMonth.objects.filter(month=month).first() if closed else None
+    checks = [] if closed else month_checks(month=month, compare=False)
     books = LedgerEntry.objects.filter(booked_month=month)
     context: dict[str, Any] = {
         "month": month,
@@ -92,7 +94,7 @@ def month_close_page(request: HttpRequest) -> HttpResponse:
         "reconciled": next(
             (check.figures.get("run") for check in checks if check.code == "reconciled"), None
         ),
-        "months": book_months(),
+        "months": months,
         "zone": billing_zone().key,
         "may_close": policy.keeps_books,
     }

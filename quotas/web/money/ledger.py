@@ -40,7 +40,7 @@ def ledger(request: HttpRequest) -> HttpResponse:
     context = {
         "page": page,
         "running": running if page.number == 1 else [],
-        "running_shown": running[:20] if page.number == 1 else [],
+        "running_shown": running[:5] if page.number == 1 else [],
         "running_ms": sum(line.gpu_ms for line in running),
         "running_micro": sum(line.amount_micro for line in running),
         "total_ms": totals["ms"],
