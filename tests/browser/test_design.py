@@ -220,3 +220,16 @@ def test_reason_of_a_missing_value_fits_on_a_phone(
     assert box[0] >= 0
     assert box[0] + box[1] <= 390
     shot(page, "tip-390", full=False)
+
+
+def test_a_cold_page_is_light(visit: Callable[..., Page], person: Callable[..., Any]) -> None:
+    page = visit("/help/", user=person("pool_admin"))
+    sizes = page.evaluate(
+        "[...performance.getEntriesByType('navigation'), ...performance.getEntriesByType('resource')]"
+        ".map(e => [e.name, e.transferSize, e.decodedBodySize])"
+    )
+    html = sizes[0][2]
+    scripts = sum(sent for name, sent, _full in sizes if name.endswith(("js", "mjs")))
+    assert html < 60_000
+    assert scripts < 150_000
+    assert sum(sent for _name, sent, _full in sizes) < 100_000, sizes
