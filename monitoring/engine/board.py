@@ -177,9 +177,10 @@ class Board:
 
     def counts(self) -> dict[str, int]:
         """Cards by state (of the last `refresh`)."""
+        codes = self.columns["state"].tolist()
         out = dict.fromkeys(STATES, 0)
         for i in self.cards():
-            out[STATES[self.columns[i]["state"]]] += 1
+            out[STATES[codes[i]]] += 1
         return out
 
     def sums(self, chosen: Iterable[int] | None = None) -> Sums:
@@ -188,11 +189,11 @@ class Board:
             ("allocated", "free", "stranded", "cordoned", "outside", "maintenance", "down"), 0
         )
         cards = with_data = 0
-        now_states = self.columns["state"]
+        codes, seen = self.columns["state"].tolist(), self.at.tolist()
         for i in self.cards() if chosen is None else chosen:
             cards += 1
-            state = STATES[now_states[i]]
-            with_data += state not in ("no_data", *DOWN) and self.at[i] > 0
+            state = STATES[codes[i]]
+            with_data += seen[i] > 0 and state != "no_data" and state not in DOWN
             charge = min(1000, self.held[i].charge)
             if state in DOWN or (state == "no_data" and not charge):
                 part["down"] += 1000

@@ -7,6 +7,9 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+import structlog
+from django.conf import settings
+from django.db import DatabaseError, connections
 from django.db.models import Exists, OuterRef
 
 from monitoring.engine.board import Board, Cell, Holding, NodeRow
@@ -17,6 +20,7 @@ from pool.models import Gpu, Lease, MigSlice, Node, ReclaimCase, Reservation
 from portal.kernel.clock import now
 from portal.kernel.units import to_ms
 
+log = structlog.get_logger(__name__)
 _GPU = (
     "id",
     "uid",
@@ -230,20 +234,47 @@ def _samples_into(board: Board) -> None:
 
 _shared: tuple[float, Board] | None = None
 _lock = threading.Lock()
-SHARED_S = 3.0
+FRESH_S = 3.0
+USABLE_S = 30.0
 
 
-def board_now(*, max_age_s: float = SHARED_S) -> Board:
-    """A board for pages: at most `max_age_s` old, shared by the requests of this process. Read only."""
-    global _shared
+def board_now() -> Board:
+    """A board for pages, shared by the requests of this process. Read only.
+
+    The hub keeps it fresh while anybody watches. Otherwise a page takes one that is up to half a minute old and has
+    it read again behind its back, so that no page waits for the whole fleet to be read, except the first.
+    """
     found = _shared
-    if found is not None and time.monotonic() - found[0] < max_age_s:
+    age = time.monotonic() - found[0] if found is not None else USABLE_S
+    if found is not None and age < FRESH_S:
+        return found[1]
+    if found is not None and age < USABLE_S and settings.GPUPOOL_ENV != "test":
+        if not _lock.locked():
+            threading.Thread(target=_reload_behind, name="board", daemon=True).start()
         return found[1]
     with _lock:
         found = _shared
-        if found is None or time.monotonic() - found[0] >= max_age_s:
-            found = _shared = (time.monotonic(), board_load())
-    return found[1]
+        if found is not None and time.monotonic() - found[0] < FRESH_S:
+            return found[1]
+        return _reload()
+
+
+def _reload() -> Board:
+    board = board_load()
+    board_share(board)
+    return board
+
+
+def _reload_behind() -> None:
+    if not _lock.acquire(blocking=False):
+        return
+    try:
+        _reload()
+    except DatabaseError:
+        log.warning("board_reload_failed")
+    finally:
+        _lock.release()
+        connections.close_all()
 
 
 def board_forget() -> None:

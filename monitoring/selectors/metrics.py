@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from monitoring.engine.board import Board
 from monitoring.engine.frames import NONE16, NONE32
-from monitoring.engine.tiles import STATES
+from monitoring.engine.tiles import CODE, STATES
 from monitoring.selectors.board import board_now
 
 _LABELS = ["gpu", "slot", "node", "site", "model"]
@@ -75,28 +76,40 @@ class PoolCollector(Collector):
             ("gpupool_gpu_temperature_celsius", "Temperature of the card", board.temp, NONE16, 1),
             ("gpupool_gpu_power_watts", "Power of the board", board.power, NONE32, 1 / 1000),
         ]
+        labels = [self._labels(i) for i in range(len(board.cells))]
+        usable = ((board.at > 0) & (board.columns["state"] != CODE["no_data"])).tolist()
         for name, text, values, none, scale in families:
             family = GaugeMetricFamily(name, text, labels=_LABELS)
-            for i, cell in enumerate(board.cells):
-                if values[i] == none or not board.at[i] or STATES[board.columns[i]["state"]] == "no_data":
-                    continue
-                node = board.nodes[cell.node]
-                labels = [cell.uid, str(cell.slot), node.name, board.sites[node.site][1], node.model]
-                family.add_metric(labels, float(values[i]) * scale)
+            for i, value in enumerate(values.tolist()):
+                if value != none and usable[i]:
+                    family.add_metric(labels[i], value * scale)
             yield family
         age = GaugeMetricFamily(
             "gpupool_gpu_last_sample_timestamp_seconds", "Time of the last sample", labels=_LABELS
         )
-        for i, cell in enumerate(board.cells):
-            if board.at[i]:
-                node = board.nodes[cell.node]
-                labels = [cell.uid, str(cell.slot), node.name, board.sites[node.site][1], node.model]
-                age.add_metric(labels, int(board.at[i]) / 1000)
+        for i, at in enumerate(board.at.tolist()):
+            if at:
+                age.add_metric(labels[i], at / 1000)
         yield age
+
+    def _labels(self, i: int) -> list[str]:
+        cell = self.board.cells[i]
+        node = self.board.nodes[cell.node]
+        return [cell.uid, str(cell.slot), node.name, self.board.sites[node.site][1], node.model]
+
+
+_kept: tuple[float, Board, bytes] | None = None
+KEEP_S = 10.0
 
 
 def metrics_text() -> bytes:
-    """The page of metrics."""
+    """The page of metrics; made at most every 10 s in a process, as several scrapers may ask."""
+    global _kept
+    board = board_now()
+    if _kept is not None and _kept[1] is board and time.monotonic() - _kept[0] < KEEP_S:
+        return _kept[2]
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(PoolCollector(board_now()))
-    return bytes(generate_latest(registry))
+    registry.register(PoolCollector(board))
+    text = bytes(generate_latest(registry))
+    _kept = (time.monotonic(), board, text)
+    return text

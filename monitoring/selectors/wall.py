@@ -79,11 +79,12 @@ def chosen(board: Board, wanted: WallFilter) -> list[int]:
         for k, row in enumerate(board.nodes)
         if row.site in sites and (not wanted.model or row.model == wanted.model) and text in row.name.lower()
     }
+    codes = board.columns["state"].tolist()
     return [
         i
         for i in board.cards()
         if board.cells[i].node in nodes
-        and (not wanted.state or STATES[board.columns[i]["state"]] == wanted.state)
+        and (not wanted.state or STATES[codes[i]] == wanted.state)
         and (wanted.held is None or i in wanted.held)
     ]
 
@@ -114,7 +115,7 @@ def ordered(board: Board, cells: list[int], sort: str) -> list[int]:
     name = sort.lstrip("-")
     if name not in _SORTS:
         return cells
-    values = _SORTS[name](board)
+    values = _SORTS[name](board).tolist()
     sign = -1 if sort.startswith("-") else 1
     return sorted(cells, key=lambda i: (values[i] in (NONE16, NONE32), sign * int(values[i]), i))
 

@@ -21,6 +21,7 @@ from monitoring.selectors import wall
 from monitoring.selectors.board import board_now
 from monitoring.web.words import ICONS, MEASURES, reason
 from portal.accounts.policy import Policy
+from portal.kernel.units import gpus_from_milli
 
 PER_PAGE = 50
 KEY_ORDER = (
@@ -96,7 +97,6 @@ def wall_page(request: HttpRequest) -> HttpResponse:
         "wanted": wanted,
         "department": request.GET.get("department", ""),
         "state_key": [(code, counts[code]) for code in KEY_ORDER],
-        "installed": board.sums().installed // 1000,
         **_sums(board),
     }
     if table:
@@ -144,23 +144,29 @@ def _words() -> dict[str, Any]:
 
 
 def _sums(board: Board) -> dict[str, Any]:
-    """The parts of what is installed, in milli-GPU, each with its words."""
+    """The parts of what is installed, each as words with its number of GPUs; parts of 0 are left out past the first
+    two."""
     s = board.sums()
-    parts = [(s.allocated, _("allocated")), (s.free, _("free"))]
-    rest = [
-        (s.stranded, _("stranded")),
-        (s.cordoned, _("cordoned")),
-        (s.outside, _("used without a lease")),
-        (s.maintenance, _("maintenance")),
-        (s.down, _("down or without data")),
+    parts = [
+        (s.allocated, _("%(n)s allocated")),
+        (s.free, _("%(n)s free")),
+        (s.stranded, _("%(n)s stranded")),
+        (s.cordoned, _("%(n)s cordoned")),
+        (s.outside, _("%(n)s used without a lease")),
+        (s.maintenance, _("%(n)s maintenance")),
+        (s.down, _("%(n)s down or without data")),
     ]
-    parts += [part for part in rest if part[0]]
     return {
-        "sum_total": s.installed,
-        "sum_parts": parts,
+        "sum_total": _gpus(s.installed),
+        "sum_parts": [text % {"n": _gpus(amount)} for k, (amount, text) in enumerate(parts) if amount or k < 2],
         "sum_data": s.with_data,
         "sum_cards": s.installed // 1000,
     }
+
+
+def _gpus(milli: int) -> str:
+    """Milli-GPU as GPUs with grouped thousands: `6,212`, `0.5`."""
+    return f"{gpus_from_milli(milli):,f}"
 
 
 @login_required
