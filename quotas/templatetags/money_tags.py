@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import date
+from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -14,6 +14,7 @@ from django.urls import NoReverseMatch, reverse
 from django.utils import formats, translation
 
 from portal.kernel.units import MS_PER_HOUR
+from quotas.selectors.billing_time import billing_zone
 
 register = template.Library()
 MINUS, DASH = "\u2212", "\u2013"
@@ -77,6 +78,12 @@ def month_name(month: date) -> str:
     if (translation.get_language() or "").startswith("zh"):
         return f"{month.year}年{month.month}月"
     return formats.date_format(month, "F Y")
+
+
+@register.filter
+def billing_time(moment: datetime) -> str:
+    """``2026-09-16 00:00`` in the billing zone, where ledger lines are cut; dense lists say the zone once."""
+    return f"{moment.astimezone(billing_zone()):%Y-%m-%d %H:%M}"
 
 
 @register.filter
