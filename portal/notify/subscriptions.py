@@ -10,6 +10,7 @@ from portal.accounts.models import Role, RoleBinding
 from portal.accounts.selectors.people import holders
 from portal.notify import kinds
 from portal.notify.services.notices import notify
+from portal.ops.kinds import kind_of as incident_kind
 from portal.ops.models import Incident
 from portal.ops.outbox import subscribe
 
@@ -42,6 +43,13 @@ kinds.register(
     icon="users",
     prepare=_role_words,
 )
+
+
+def _incident_words(params: kinds.Params) -> kinds.Params:
+    title = str(incident_kind(str(params.get("kind", ""))).title)
+    return {**params, "what": f"{title}, {params['label']}" if params.get("label") else title}
+
+
 kinds.register(
     "ops.incident_opened",
     _("Incident: %(what)s"),
@@ -51,6 +59,7 @@ kinds.register(
     label=_("An incident was opened"),
     tone="bad",
     icon="fault",
+    prepare=_incident_words,
 )
 
 
@@ -87,12 +96,11 @@ def on_incident_opened(payload: dict[str, Any]) -> None:
     incident = Incident.objects.filter(uid=payload["incident"]).first()
     if incident is None or incident.severity == Incident.Severity.INFO:
         return
-    what = " ".join(p for p in (incident.kind.replace("_", " "), incident.subject_label) if p)
     notify(
         user_ids=holders(Role.POOL_ADMIN, None),
         kind="ops.incident_opened",
         subject=incident,
-        params={"what": what, "opened_at": incident.opened_at},
+        params={"kind": incident.kind, "label": incident.subject_label, "opened_at": incident.opened_at},
         url=f"/incidents/{incident.uid}/",
     )
 

@@ -10,3 +10,15 @@ class WebConfig(AppConfig):
 
     name = "portal.web"
     label = "web"
+
+    def ready(self) -> None:
+        """Tell the rooms below what only the wiring knows: what their acts touch above, and words for incidents."""
+        from portal.accounts import effects
+        from portal.web import incident_words, touches
+
+        incident_words.register_all()
+
+        effects.register_department_effects(touches.of_departments)
+        effects.register_person_effects(touches.of_people)
+        effects.register_holdings(touches.held_by)
+        effects.register_moved(touches.use_follows)

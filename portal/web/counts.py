@@ -7,6 +7,7 @@ from collections.abc import Callable
 from django.http import HttpRequest
 
 from portal.notify.models import Notification
+from portal.ops.models import Incident
 from quotas.selectors.approvals import waiting_for
 
 
@@ -20,7 +21,15 @@ def to_decide(request: HttpRequest) -> int:
     return waiting_for(request.user.pk, request.policy)  # type: ignore[arg-type, attr-defined]
 
 
-COUNTS: dict[str, Callable[[HttpRequest], int]] = {"quotas:approvals": to_decide}
+def open_incidents(request: HttpRequest) -> int:
+    """Incidents that are not closed."""
+    return Incident.objects.exclude(state=Incident.State.CLOSED).count()
+
+
+COUNTS: dict[str, Callable[[HttpRequest], int]] = {
+    "quotas:approvals": to_decide,
+    "ops:incidents": open_incidents,
+}
 
 
 def of(request: HttpRequest, *names: str) -> int:

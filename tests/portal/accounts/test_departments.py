@@ -22,6 +22,8 @@ from portal.accounts.services import (
 from portal.kernel.clock import set_clock
 from portal.kernel.errors import Conflict, Invalid, PreconditionFailed
 from portal.ops.models import AuditEvent, OutboxEvent
+from quotas.models import QuotaUsage
+from quotas.services.flavours import flavour_ensure
 from tests.portal.builders import actor, admin, department, person
 
 pytestmark = pytest.mark.django_db
@@ -214,3 +216,17 @@ def test_an_older_version_is_refused() -> None:
     with pytest.raises(PreconditionFailed):
         department_rename(acting_user=boss, department=a, name="Other", expected_version=1)
     assert state() == before
+
+
+def test_use_follows_a_moved_department_in_its_own_transaction() -> None:
+    boss = actor(admin())
+    old, new = department("old"), department("new")
+    moving = department("moving", old)
+    flavour = flavour_ensure(model_name="NVIDIA H800", memory_mib=81559)
+    usage = {"flavour": flavour, "updated_at": T0, "guaranteed": 0}
+    QuotaUsage.objects.create(department=moving, direct=3000, total=3000, charged=3000, **usage)
+    QuotaUsage.objects.create(department=old, total=3000, charged=3000, **usage)
+    department_move(acting_user=boss, department=moving, parent=new)
+    totals = {u.department.code: u.total for u in QuotaUsage.objects.select_related("department")}
+    assert totals == {"moving": 3000, "new": 3000, "old": 0}
+    assert {str(e.label): e.count for e in department_close_effects(moving)}["Open allocations"] == 0

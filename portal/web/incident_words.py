@@ -1,0 +1,97 @@
+"""What the kinds of incidents are called, what they mean, and what to do next. Registered by the wiring, so that
+the rooms that open them need no words for people."""
+
+from __future__ import annotations
+
+from django.utils.translation import gettext_lazy as _
+
+from portal.ops.kinds import Text, register
+
+WORDS: dict[str, tuple[Text, Text, Text]] = {
+    "node_lost": (
+        _("Node lost"),
+        _("The node's agent has not been heard of for too long."),
+        _("Look at its power, its network and its agent. Work on it is queued again once it is fenced."),
+    ),
+    "nvml_broken": (
+        _("GPU library broken on a node"),
+        _("The agent runs, but the NVIDIA driver's library does not answer it."),
+        _("Compare driver and library versions on the node; mostly a restart after a driver upgrade is due."),
+    ),
+    "xid": (
+        _("GPU error (XID)"),
+        _("The driver reported an error code of a GPU."),
+        _("The code below tells hardware from application errors; hardware ones keep the GPU out of use."),
+    ),
+    "gpu_fault": (
+        _("GPU fault"),
+        _("A GPU is judged faulty and takes no new work."),
+        _("Check the card; clear the condition on its page once it is well."),
+    ),
+    "gpu_lost": (
+        _("GPU lost"),
+        _("The node no longer sees a GPU that it had."),
+        _("Restart the node when it is empty; look at the seat and the power of the card."),
+    ),
+    "gpu_not_free": (
+        _("GPU not free after its lease"),
+        _("The work ended, but the GPU was not seen free: it is not granted again."),
+        _("Look for processes left on the node; the GPU is freed as soon as it is seen free."),
+    ),
+    "gpu_not_free_at_start": (
+        _("GPU busy at hand-over"),
+        _("The last look before the start found the GPU in use or unwell; the work went elsewhere."),
+        _("Look for processes without a lease on the node."),
+    ),
+    "gpu_uuid_twice": (
+        _("One GPU on two nodes"),
+        _("Two nodes report a GPU of the same identity."),
+        _("A copied machine image or a moved card: revoke the agent of the node that is gone."),
+    ),
+    "foreign_use": (
+        _("GPU used without a lease"),
+        _("A process uses a GPU that nobody holds through the portal."),
+        _("Ask its owner; the GPU is left out of the free ones meanwhile."),
+    ),
+    "agent_token_stolen": (
+        _("Agent token used by another machine"),
+        _("A machine signed in with the token of another node and was refused."),
+        _("Revoke the node's token and enrol it again; find out how the token got out."),
+    ),
+    "agent_message_bad": (
+        _("Agent message not understood"),
+        _("A node sends something that this version does not understand."),
+        _("Bring the agent on that node up to date."),
+    ),
+    "telemetry_refused": (
+        _("Telemetry refused"),
+        _("Samples of a node were refused as impossible or foreign."),
+        _("Look at the clock and the driver of the node."),
+    ),
+    "approval_overdue": (
+        _("Approval overdue"),
+        _("A step of an approval has waited longer than its policy allows, and nobody is above it."),
+        _("Decide it, or name somebody who may."),
+    ),
+    "price_missing": (
+        _("Price missing"),
+        _("GPU-hours were used for which the price book has no price: they are not charged yet."),
+        _("Add a price for that flavour and time; the ledger follows by itself."),
+    ),
+    "ledger_differs": (
+        _("Ledger differs from leases"),
+        _("The nightly comparison of the ledger with closed leases found differences."),
+        _("Compare the lines below; corrections are new rows, nothing is mended silently."),
+    ),
+    "usage_differs": (
+        _("Quota counters differ from leases"),
+        _("The comparison of quota counters with open leases found differences."),
+        _("Compare the lines below before anything is corrected."),
+    ),
+}
+
+
+def register_all() -> None:
+    """Register every kind."""
+    for kind, (title, means, advice) in WORDS.items():
+        register(kind, title, means, advice)

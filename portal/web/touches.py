@@ -1,0 +1,46 @@
+"""What acts on people and departments touch in the rooms above them: counted for the dialogs that ask first,
+and carried along by a move within its own transaction. The wiring knows all rooms; people know none of them."""
+
+from __future__ import annotations
+
+from django.db.models import Sum
+from django.utils.translation import gettext_lazy as _
+
+from pool.models import Allocation
+from portal.accounts.effects import Effect
+from quotas.models import CapacityRequest, QuotaUsage
+from quotas.services.usage import usage_recompute
+
+WAITING = ("in_approval", "returned", "needs_consent", "queued")
+
+
+def of_departments(act: str, department_ids: list[int]) -> list[Effect]:
+    """Asks that wait, leases that run, GPUs held by the departments."""
+    held = Allocation.objects.filter(department_id__in=department_ids).exclude(state=Allocation.State.ENDED)
+    waiting = CapacityRequest.objects.filter(department_id__in=department_ids, state__in=WAITING)
+    return [Effect(_("Requests that wait"), waiting.count()), Effect(_("Open allocations"), held.count())]
+
+
+def of_people(act: str, user_ids: list[int]) -> list[Effect]:
+    """Asks that wait and leases that run of the people."""
+    held = Allocation.objects.filter(holder_id__in=user_ids).exclude(state=Allocation.State.ENDED)
+    waiting = CapacityRequest.objects.filter(requester_id__in=user_ids, state__in=WAITING)
+    return [Effect(_("Requests that wait"), waiting.count()), Effect(_("Open allocations"), held.count())]
+
+
+def held_by(user_ids: list[int]) -> dict[int, int]:
+    """Milli-GPU that each of the people holds now."""
+    rows = (
+        Allocation.objects.filter(holder_id__in=user_ids)
+        .exclude(state=Allocation.State.ENDED)
+        .values_list("holder_id")
+        .annotate(total=Sum("charge_milli"))
+    )
+    return {holder: int(total) for holder, total in rows if total}
+
+
+def use_follows(department_id: int, old_parent_id: int | None, new_parent_id: int | None) -> None:
+    """A moved department carries its use from the old levels above to the new ones."""
+    flavours = QuotaUsage.objects.order_by("flavour_id").values_list("flavour_id", flat=True).distinct()
+    for flavour_id in flavours:
+        usage_recompute(flavour_id=flavour_id)
