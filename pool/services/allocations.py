@@ -18,6 +18,7 @@ from pool.locks import allocation_lock
 from pool.models import Allocation, AllocationEvent, AllocationMember, Lease, QueueEntry, ReclaimCase
 from pool.services import stopping
 from pool.services.closing import allocation_finish
+from pool.services.handover import NOT_FREE, handover_refused
 from pool.services.leases import leases_close
 from pool.transitions import LIVE, MEMBER_GONE, may, take
 from portal.accounts.policy import policy_of
@@ -309,9 +310,18 @@ def _ended_by_itself(
     )
     _note(allocation, "stopping", EXECUTOR, {"reason": reason, "exit_code": first.exit_code, "error": error})
     stopping.case_advance(allocation, stop_sent_at=now())
+    if failed_start and (error or {}).get("code") == NOT_FREE and (error or {}).get("gpus"):
+        found, refused = dict((error or {})["gpus"]), [m.pk for m in members if m.state == M.EXITED]
+        transaction.on_commit(lambda: _refused(allocation.pk, refused, found), robust=True)
     for member in members:
         if member.state not in MEMBER_GONE:
             stopping.order_stop_after_commit(member, grace_s=stopping.GANG_GRACE_S)
+
+
+def _refused(allocation_id: int, member_ids: list[int], found: dict[str, Any]) -> None:
+    for member_id in member_ids:
+        if handover_refused(member_id=member_id, gpus=found):
+            allocation_follow_members(allocation_id=allocation_id)
 
 
 def _tries(allocation: Allocation) -> int:

@@ -21,7 +21,8 @@ from tests.quotas import build
 
 pytestmark = pytest.mark.django_db(transaction=True)
 T = datetime(2026, 6, 16, 6, 0, tzinfo=UTC)
-RETRYABLE = {"code": "gpu_not_free", "detail": "a process is on it", "retryable": True}
+RETRYABLE = {"code": "node_storage", "detail": "no space left", "retryable": True}
+NOT_FREE = {"code": "gpu_not_free", "detail": "a process is on it", "retryable": True}
 
 
 def at(minutes: float) -> set_clock:
@@ -183,6 +184,23 @@ def test_retryable_failure_of_the_node_requeues_three_times_at_most(placed):
     assert (request.state, request.end_reason) == ("ended", "start_failed")
     assert Allocation.objects.count() == 4
     assert used() == 0
+
+
+def test_a_card_that_is_not_free_at_hand_over_is_cordoned_and_the_work_goes_elsewhere(placed):
+    cards = list(Gpu.objects.filter(leases__allocation=placed).order_by("index"))
+    busy = {cards[1].uuid: {"free": False, "reason": "processes", "procs": []}}
+    with at(1):
+        pool.report_ended(placed, None, {**NOT_FREE, "gpus": busy}, failed_start=True)
+        placed.refresh_from_db()
+        assert (placed.state, placed.end_reason) == ("ended", "start_failed")
+        schedule_cycle()
+    assert list(Gpu.objects.filter(cordoned=True).values_list("pk", flat=True)) == [cards[1].pk]
+    assert Gpu.objects.get(pk=cards[1].pk).cordon_reason == "not free at hand-over: processes"
+    assert Incident.objects.get(kind="gpu_not_free_at_start").subject_uid == cards[1].uid
+    again = Allocation.objects.exclude(state="ended").get()
+    taken = list(again.leases.order_by("gpu__index").values_list("gpu__index", flat=True))
+    assert (again.request_id, taken) == (placed.request_id, [0, 2])
+    assert (used(), Lease.objects.filter(ended_at=None).count()) == (2000, 2)
 
 
 def test_a_start_that_was_confirmed_but_not_told_is_told_by_the_sweep(placed):
