@@ -28,8 +28,13 @@ WORDS: dict[str, tuple[Text, Text, Text]] = {
         _("A GPU is judged faulty and takes no new work."),
         _("Check the card; clear the condition on its page once it is well."),
     ),
-    "gpu_lost": (
-        _("GPU lost"),
+    "gpu_suspect": (
+        _("GPU suspect"),
+        _("A GPU behaves oddly; it takes no new work until it is judged."),
+        _("Look at its errors and temperature; clear the condition on its page once it is well."),
+    ),
+    "gpu_vanished": (
+        _("GPU vanished"),
         _("The node no longer sees a GPU that it had."),
         _("Restart the node when it is empty; look at the seat and the power of the card."),
     ),
