@@ -121,4 +121,5 @@ def samples(request: HttpRequest) -> dict[str, Any]:
         "cats": range(1, 9),
         "heat": range(6),
         "tones": states.TONES,
+        "tiles": ["in_use", "idle", "free", "reserved", "split", "fault", "no_data", "maintenance"],
     }
