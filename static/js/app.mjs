@@ -134,8 +134,10 @@ document.addEventListener('submit', (event) => {
   if (form.matches('form[data-autosubmit]') && !form.hasAttribute('hx-get')) { event.preventDefault(); sendFilters(form); }
   else if (form.method === 'post' && !form.hasAttribute('hx-post')) {
     // A second click must not send twice; the button's own name and value still go out
+    if (event.defaultPrevented) return;
     if (form.dataset.sent) event.preventDefault();
     form.dataset.sent = '1';
+    setTimeout(() => { delete form.dataset.sent; }, 5000); // an answer that is a download leaves the page standing
   }
 });
 document.addEventListener('change', (event) => {
