@@ -35,6 +35,10 @@ class Blocked:
     reserve: Reserve | None
 
 
+NEVER = frozenset({"larger_than_any_node", "too_few_nodes", "model_absent"})
+"""Reasons that no release of running work can change: such a request stops nobody."""
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """What a request may be charged as: ``usable`` in the order to try; ``exhausted`` is the first flavour
@@ -64,12 +68,18 @@ class Cycle:
         self.blocked: list[Blocked] = []
         # Free space only shrinks within a cycle: what failed once fails again.
         self._hopeless: dict[tuple[object, ...], Reason] = {}
+        self._first_blocked: dict[str, int] = {}
 
     def run(self, request: Request) -> None:
         """Place the request, or note why it waits."""
         early = self._too_early(request)
         if early is not None:
             self.blocked.append(Blocked(request, early, None))
+            return
+        ahead = self._strictly_ahead(request)
+        if ahead is not None:
+            reason = Reason("behind", {"requests": [ahead], "strict": True}, request.flavours[0])
+            self.blocked.append(Blocked(request, reason, None))
             return
         options = self.options(request)
         if not options.usable:
@@ -84,6 +94,9 @@ class Cycle:
         assert first is not None
         reserve = self._promise(request, options.usable[0][0])
         self.blocked.append(Blocked(request, first, reserve))
+        if first.code not in NEVER:
+            for flavour in request.flavours:
+                self._first_blocked.setdefault(flavour, request.id)
 
     def _not_now(self, request: Request, options: Options) -> Blocked:
         """No flavour may be charged. Where only the whole pool's sum is in the way and its cards are in use
@@ -204,6 +217,12 @@ class Cycle:
             "flavour": need.flavour,
         }
         return Reason("behind", figures, need.flavour)
+
+    def _strictly_ahead(self, request: Request) -> int | None:
+        if self.policy.queueing != "strict":
+            return None
+        found = (self._first_blocked.get(flavour) for flavour in request.flavours)
+        return next((one for one in found if one is not None), None)
 
     def _too_early(self, request: Request) -> Reason | None:
         if request.start_at is not None and request.start_at > self.now:

@@ -11,9 +11,25 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
 
+from pool.engine.decide import decide
+from pool.engine.fit import partial_count
+from pool.engine.model import (
+    WHOLE,
+    FlavourFacts,
+    Gpu,
+    Member,
+    Node,
+    Plan,
+    Policy,
+    Request,
+    Running,
+    Snapshot,
+    Take,
+)
 from quotas.engine.available import admit, available, cap_checks, max_possible
 from quotas.engine.fairshare import Claim, borrow_share, decayed_use, divide, level_fairshare
 from quotas.engine.flavours import FlavourPolicy, FlavourRoom, choose_flavour
+from quotas.engine.tournament import Head, admission_pass
 from quotas.engine.tree import QuotaNode, QuotaTree
 
 Case = dict[str, Any]
@@ -233,6 +249,26 @@ def _borrow_share(case: Case) -> dict[str, Any]:
     return {"share": share}
 
 
+def _admission_order(case: Case) -> dict[str, Any]:
+    trees = build_trees(case)
+    weights = {
+        node["id"]: _fraction(node.get("weight", 1))
+        for node in [*case.get("cohorts", []), *case.get("queues", [])]
+    }
+    heads = [
+        Head(
+            id=job["id"],
+            queue=job["queue"],
+            usage={pair: _scaled(job["usage"][pair[0]][pair[1]]) for pair in _pairs_of(job["usage"])},
+            priority=job.get("priority", 0),
+            created_at=job.get("created_at", 0),
+        )
+        for job in case["pending"]
+    ]
+    done = admission_pass(trees, weights, heads)
+    return {"admitted": list(done.admitted), "waiting": list(done.waiting)}
+
+
 def _level_fairshare(case: Case) -> dict[str, Any]:
     answer: dict[str, Any] = {}
     for group in case["siblings"]:
@@ -247,6 +283,67 @@ def _decay(case: Case) -> dict[str, Any]:
     return {"usage": decayed_use(samples, case["half_life_hours"])}
 
 
+def _line(case: Case, busy: list[dict[str, Any]], total: int, policy: Policy) -> tuple[Plan, dict[int, str]]:
+    """One node of ``total`` cards, ``busy`` work on the first ones, the case's pending jobs by one
+    decision.
+    """
+    now = int(case.get("now", 0))
+    cards = tuple(Gpu(index, index, "gpu", 1) for index in range(total))
+    running, first = [], 0
+    for number, job in enumerate(busy):
+        takes = tuple(Take(first + index, (WHOLE,), 1000, 0) for index in range(job["gpus"]))
+        member = Member(0, 1, 0, 0, takes)
+        running.append(
+            Running(number, -1 - number, 1, "gpu", 1000 * job["gpus"], (member,), ends_at=job.get("end"))
+        )
+        first += job["gpus"]
+    pending = tuple(
+        Request(
+            id=number,
+            department_id=1,
+            flavours=("gpu",),
+            per_node=job["gpus"],
+            priority=job.get("priority", 0),
+            queued_at=job.get("submitted", 0),
+            duration_ms=job.get("limit"),
+        )
+        for number, job in enumerate(case["pending"])
+    )
+    snapshot = Snapshot(
+        nodes=(Node(1, "pool", 1, "pool", cards),),
+        flavours=(FlavourFacts("gpu", 1),),
+        running=tuple(running),
+        pending=pending,
+    )
+    return decide(snapshot, policy, now), {number: job["id"] for number, job in enumerate(case["pending"])}
+
+
+def _backfill(case: Case) -> dict[str, Any]:
+    policies = {
+        "fifo_strict": Policy(max_reservations=1, queueing="strict", overdue_ms=0),
+        "easy": Policy(max_reservations=1, overdue_ms=0),
+        "conservative": Policy(max_reservations=len(case["pending"]), overdue_ms=0),
+    }
+    plan, names = _line(case, case["running"], case["gpus"], policies[case["policy"]])
+    start: dict[str, int | None] = dict.fromkeys(names.values())
+    start |= {names[place.request_id]: int(case.get("now", 0)) for place in plan.places}
+    start |= {names[reserve.request_id]: reserve.start_at for reserve in plan.reserves}
+    return {"start": start}
+
+
+def _queueing(case: Case) -> dict[str, Any]:
+    biggest = max((job["gpus"] for job in case["pending"]), default=0)
+    held = max(0, biggest - case["free"])
+    policy = Policy(max_reservations=0, queueing=case["strategy"])
+    plan, names = _line(case, [{"gpus": held}], case["free"] + held, policy)
+    return {"admitted": [names[place.request_id] for place in plan.places]}
+
+
+def _partial(case: Case) -> dict[str, Any]:
+    count = partial_count(case["count"], case.get("min_count"), case["gpus_each"], case["free"])
+    return {"admitted_count": count}
+
+
 _RUNNERS: dict[str, Callable[[Case], dict[str, Any]]] = {
     "available": _available,
     "rollup": _rollup,
@@ -254,6 +351,10 @@ _RUNNERS: dict[str, Callable[[Case], dict[str, Any]]] = {
     "flavour_choice": _flavour_choice,
     "division": _division,
     "borrow_share": _borrow_share,
+    "admission_order": _admission_order,
     "level_fairshare": _level_fairshare,
+    "backfill": _backfill,
+    "queueing": _queueing,
+    "partial": _partial,
     "decay": _decay,
 }

@@ -96,3 +96,10 @@ def host_share(node: Node, request: Request) -> tuple[int, int]:
     cpu = request.cpu_milli or (node.cpu_milli or 0) * part // cards
     memory = request.memory_mib or (node.memory_mib or 0) * part // cards
     return cpu, memory
+
+
+def partial_count(count: int, minimum: int | None, each: int, free: int) -> int:
+    """How many of ``count`` equal parts of ``each`` cards start when ``free`` are there: as many as fit,
+    none below ``minimum`` (None: all or nothing)."""
+    fitting = min(count, free // each) if each > 0 else count
+    return fitting if fitting >= (count if minimum is None else minimum) else 0

@@ -182,10 +182,13 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Every switch of a decision; the defaults are the product's behaviour."""
+    """Every switch of a decision; the defaults are the product's behaviour.
+
+    ``queueing`` strict: nobody passes the first request of a flavour that waits for a place.
+    """
 
     max_reservations: int = 5
-    backfill: bool = True
+    queueing: Literal["best_effort", "strict"] = "best_effort"
     flavour: FlavourPolicy = FlavourPolicy()
     scarcity: bool = True
     estimate_slack_permille: int = 250
