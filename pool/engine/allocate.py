@@ -78,8 +78,8 @@ class Cycle:
             return
         ahead = self._strictly_ahead(request)
         if ahead is not None:
-            reason = Reason("behind", {"requests": [ahead], "strict": True}, request.flavours[0])
-            self.blocked.append(Blocked(request, reason, None))
+            strict = Reason("behind", {"requests": [ahead], "strict": True}, request.flavours[0])
+            self.blocked.append(Blocked(request, strict, None))
             return
         options = self.options(request)
         if not options.usable:
