@@ -232,15 +232,13 @@ class Hub:
                 asyncio.get_running_loop().create_task(self.stop())  # noqa: RUF006
                 return
             try:
-                if self.board is None or self.reload_all:
+                if self.board is None or self.reload_all or moment - facts > FACTS_S:
+                    # The whole fleet now and then: a poke may have been lost with Redis.
                     await self._load()
                     facts = moment
-                elif self.pending or moment - facts > FACTS_S:
+                elif self.pending:
                     wanted, self.pending = self.pending, set()
-                    # The whole fleet now and then: a poke may have been lost with Redis.
-                    await _db(facts_reload)(self.board, None if moment - facts > FACTS_S else wanted)
-                    if moment - facts > FACTS_S:
-                        facts = moment
+                    await _db(facts_reload)(self.board, wanted)
                     self._touch_facts(wanted)
                 everything = moment - sweep > SWEEP_S
                 if everything:
@@ -263,19 +261,24 @@ class Hub:
             board = await _db(board_load)()
         finally:
             missed, self.backlog = self.backlog, None
-        changed = self.board is None or self.board.version != board.version
+        same = self.board is not None and self.board.version == board.version
+        if same and self.board is not None:
+            # The readers have these columns: what differs goes out as the next delta.
+            board.columns = self.board.columns
+            board.dirty = set(range(len(board.cells)))
         self.board = board
         for message in missed:
             self.take(message)
         board_share(board)
         self.ready.set()
+        if same:
+            return
         for outlet in list(self.walls):
             outlet.resync()
         for group in list(self.cells.values()):
             for outlet in list(group):
                 outlet.resync()
-        if changed:
-            log.info("hub_board", cells=len(board.cells), version=board.version)
+        log.info("hub_board", cells=len(board.cells), version=board.version)
 
     def _touch_facts(self, gpu_ids: set[int]) -> None:
         for gpu_id in gpu_ids:

@@ -158,7 +158,9 @@ def _sums(board: Board) -> dict[str, Any]:
     ]
     return {
         "sum_total": _gpus(s.installed),
-        "sum_parts": [text % {"n": _gpus(amount)} for k, (amount, text) in enumerate(parts) if amount or k < 2],
+        "sum_parts": [
+            text % {"n": _gpus(amount)} for k, (amount, text) in enumerate(parts) if amount or k < 2
+        ],
         "sum_data": s.with_data,
         "sum_cards": s.installed // 1000,
     }

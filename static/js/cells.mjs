@@ -46,11 +46,21 @@ export function start(root) {
   new MutationObserver((_, me) => { if (!root.isConnected) { feed.close(); me.disconnect(); view.end?.(); } }).observe(document.body, { childList: true, subtree: true });
 }
 
+/** The same line with an empty point wherever samples were missing for a while: silence is a hole, not a straight line. */
+function holed(line) {
+  const out = Object.fromEntries(Object.keys(line).map((key) => [key, []]));
+  line.t.forEach((at, k) => {
+    if (k && at - line.t[k - 1] > HOLE_MS) for (const key of Object.keys(out)) out[key].push(key === 't' ? line.t[k - 1] + 1000 : null);
+    for (const key of Object.keys(out)) out[key].push(line[key][k]);
+  });
+  return out;
+}
+
 class Cells {
   constructor(root) { this.root = root; this.cells = []; this.na = root.dataset.tNa; }
 
   snapshot(message) {
-    this.cells = message.cells.map((c) => ({ ...c, line: c.history }));
+    this.cells = message.cells.map((c) => ({ ...c, line: holed(c.history) }));
     this.drawn?.();
   }
 

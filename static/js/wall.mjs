@@ -168,7 +168,7 @@ class Wall {
   frame(message) {
     if (message.identity !== this.identity) {
       // A frame of another list of cells: fetch that list; a snapshot follows it
-      if (!this.fetching) this.fetching = this.list().finally(() => { this.fetching = null; });
+      if (performance.now() - (this.fetchedAt ?? -Infinity) > 2000) { this.fetchedAt = performance.now(); this.list(); }
       return;
     }
     const changed = apply(message, this.data);
