@@ -88,7 +88,7 @@ WORDS: dict[str, tuple[Text, Text, Text]] = {
         _("The nightly comparison of the ledger with closed leases found differences."),
         _("Compare the lines below; corrections are new rows, nothing is mended silently."),
     ),
-    "usage_differs": (
+    "counters_differ": (
         _("Quota counters differ from leases"),
         _("The comparison of quota counters with open leases found differences."),
         _("Compare the lines below before anything is corrected."),
