@@ -34,6 +34,11 @@ class Address:
         return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host), self.port
 
     @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach it."""
+        return self.host == "::1" or self.host.startswith("127.")
+
+    @property
     def local_url(self) -> str:
         host, port = self.local
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

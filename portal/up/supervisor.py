@@ -221,6 +221,10 @@ class Supervisor(Loop):
             lines.append("  ".join(str(cell) for cell in row))
         if self.options.demo:
             lines += _demo_people(self.layout.home / "sign-ins.txt")
+        if not self.address.is_local and self.address.shown.startswith("http:"):
+            lines.append(
+                "Other machines reach it without encryption: put TLS before it (docs/operations.md)."
+            )
         print("\n" + "\n".join(lines) + "\n", flush=True)
 
     def _get(self, path: str, limit: float = 30.0) -> int:
