@@ -8,6 +8,7 @@ event stays open with its error and an incident tells.
 from __future__ import annotations
 
 from collections import defaultdict
+from importlib import import_module
 from typing import Any
 
 from django.db import transaction
@@ -40,8 +41,15 @@ def outbox_add(topic: str, payload: dict[str, Any], *, key: str = "") -> OutboxE
     return event
 
 
+def load_celery() -> None:
+    """Make sure that tasks find the installation's Celery application: web, worker and beat load it when they
+    start, a management command does not. By name, because this room lies below the wiring."""
+    import_module("portal.celery")
+
+
 def _poke() -> None:
     """Ask a worker to deliver soon. Losing the poke costs a few seconds: beat delivers too."""
     from portal.ops.tasks import deliver_outbox
 
+    load_celery()
     deliver_outbox.apply_async(ignore_result=True, retry=False)

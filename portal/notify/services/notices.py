@@ -17,6 +17,7 @@ from portal.kernel.ids import uuid7
 from portal.notify.kinds import kind_of
 from portal.notify.models import Channel, Delivery, Notification, Preference, WebhookEndpoint
 from portal.notify.texts import encode
+from portal.ops.outbox import load_celery
 
 GATHER = timedelta(seconds=15)
 
@@ -117,4 +118,5 @@ def _posts(made: list[Notification], kind: str) -> list[dict[str, Any]]:
 def _poke() -> None:
     from portal.notify.tasks import deliver
 
+    load_celery()
     deliver.apply_async(ignore_result=True, retry=False)
