@@ -27,6 +27,7 @@ from quotas.models import CapacityRequest, GpuFlavour, LedgerMonth
 from quotas.selectors.billing_time import month_of, next_month, previous_month
 from quotas.services.ledger import ledger_accrue
 from quotas.services.months import month_close
+from quotas.tasks_money import reconcile_books
 
 log = structlog.get_logger(__name__)
 NAME = "demo.history"
@@ -80,6 +81,7 @@ def _fill(say: Callable[[str], Any], facts: dict[str, Any]) -> bool:
     facts["refused"] = dict(refused)
     ledger_accrue()
     _close_months(begun)
+    reconcile_books()
     return True
 
 

@@ -232,6 +232,14 @@ def _grouping(policy: Policy, chosen: LineFilter, by: str) -> tuple[_Groups, Cal
     return _Groups(lambda k: Group(k, str(k), {})), lambda k: k
 
 
+def _seen(policy: Policy, departments: list[int]) -> list[int]:
+    """Those with something in them that the reader may see."""
+    if policy.reads_money.everything:
+        return departments
+    seen = policy.reads_money.ids | policy.asks_for.ids
+    return [pk for pk in departments if seen & set(policy.tree.subtree(pk))]
+
+
 def _departments(policy: Policy, chosen: LineFilter) -> tuple[_Groups, Callable[[Hashable], Hashable]]:
     """The children of the chosen department (or of the topmost level with more than one), each with its
     subtree; what stands on the parent itself is a row of its own.
@@ -239,10 +247,10 @@ def _departments(policy: Policy, chosen: LineFilter) -> tuple[_Groups, Callable[
     tree = policy.tree
     parent = chosen.department_id
     if parent is None:
-        roots = tree.children.get(None, [])
+        roots = _seen(policy, tree.children.get(None, []))
         while len(roots) == 1 and tree.children.get(roots[0]):
             parent = roots[0]
-            roots = tree.children.get(parent, [])
+            roots = _seen(policy, tree.children.get(parent, []))
     heads = tree.children.get(parent, [])
     owner: dict[int, int] = {pk: head for head in heads for pk in tree.subtree(head)}
 
