@@ -149,7 +149,7 @@ def _decoded(data: bytes) -> str:
 
 def _separator(text: str) -> str:
     for line in text.splitlines():
-        if line.strip() and not line.startswith("#"):
+        if line.strip() and not line.startswith(("#", '"#')):
             return max(",;\t", key=line.count)
     return ","
 
