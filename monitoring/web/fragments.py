@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from django.conf import settings
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
@@ -14,13 +13,9 @@ from monitoring.engine.tiles import STATES
 from monitoring.models import NodeState
 from monitoring.selectors import access, gpu_page, wall
 from monitoring.selectors.board import board_now
+from monitoring.web.sockets import socket_path
 from monitoring.web.views_wall import with_words
 from pool.models import Node
-
-
-def _socket(request: HttpRequest, path: str) -> str:
-    prefix = (settings.FORCE_SCRIPT_NAME or request.META.get("SCRIPT_NAME", "")).rstrip("/")
-    return f"{prefix}/ws/{path}/"
 
 
 @login_required
@@ -28,7 +23,9 @@ def _socket(request: HttpRequest, path: str) -> str:
 def gpu_live(request: HttpRequest, uid: UUID) -> HttpResponse:
     """The four live lines of one card."""
     access.gpu_for(request.policy, uid)  # type: ignore[attr-defined]
-    return render(request, "monitoring/_lines.html", {"socket": _socket(request, f"gpus/{uid}"), "cells": 1})
+    return render(
+        request, "monitoring/_lines.html", {"socket": socket_path(request, f"gpus/{uid}"), "cells": 1}
+    )
 
 
 @login_required
@@ -60,7 +57,7 @@ def node_live(request: HttpRequest, uid: UUID) -> HttpResponse:
             "rows": with_words(wall.rows(board, cells, policy)),
             "states": STATES,
             "host": _host(node),
-            "socket": _socket(request, f"nodes/{uid}"),
+            "socket": socket_path(request, f"nodes/{uid}"),
         },
     )
 
@@ -88,6 +85,6 @@ def allocation_live(request: HttpRequest, uid: UUID) -> HttpResponse:
         {
             "allocation": allocation,
             "cells": len(access.lease_keys(allocation)),
-            "socket": _socket(request, f"allocations/{uid}"),
+            "socket": socket_path(request, f"allocations/{uid}"),
         },
     )

@@ -21,6 +21,7 @@ from monitoring.selectors import gpu_page as about
 from monitoring.selectors.board import board_now
 from monitoring.selectors.metrics import metrics_text
 from monitoring.web import figures
+from monitoring.web.sockets import socket_path
 from monitoring.web.views_wall import with_words
 from monitoring.web.words import ACTIONS, EVENTS
 from portal.accounts.api.auth import TokenAuthentication
@@ -59,17 +60,13 @@ def gpu_page(request: HttpRequest, uid: UUID) -> HttpResponse:
         ],
         "history_url": reverse("monitoring:gpu-history", args=[uid]) + f"?span={span.code}",
         "csv_url": reverse("monitoring:gpu-history-csv", args=[uid]) + f"?span={span.code}",
-        "socket": f"{_prefix(request)}/ws/gpus/{uid}/",
+        "socket": socket_path(request, f"gpus/{uid}"),
         "hours": about.hours(card, timezone.get_current_timezone()),
         "events": [_event(e) for e in about.events_of(card)],
         "api_call": f"GET /api/v1/gpus/{uid}/samples/?from=…",
         "incidents": about.incidents_of(card),
     }
     return render(request, "monitoring/gpu.html", context)
-
-
-def _prefix(request: HttpRequest) -> str:
-    return (settings.FORCE_SCRIPT_NAME or request.META.get("SCRIPT_NAME", "")).rstrip("/")
 
 
 def _event(event: Any) -> dict[str, Any]:
@@ -151,7 +148,7 @@ def allocation_metrics(request: HttpRequest, uid: UUID) -> HttpResponse:
         "monitoring/allocation_metrics.html",
         {
             "allocation": allocation,
-            "socket": f"{_prefix(request)}/ws/allocations/{uid}/",
+            "socket": socket_path(request, f"allocations/{uid}"),
             "cells": len(access.lease_keys(allocation)),
         },
     )

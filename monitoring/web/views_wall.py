@@ -19,6 +19,7 @@ from django.views.decorators.http import require_GET
 from monitoring.engine.board import Board
 from monitoring.selectors import wall
 from monitoring.selectors.board import board_now
+from monitoring.web.sockets import socket_path
 from monitoring.web.words import ICONS, MEASURES, reason
 from portal.accounts.policy import Policy
 from portal.kernel.units import gpus_from_milli
@@ -109,7 +110,7 @@ def wall_page(request: HttpRequest) -> HttpResponse:
             "rows": with_words(wall.rows(board, page.object_list, policy)),
         }
     else:
-        context["words"] = _words()
+        context |= {"words": _words(), "socket": socket_path(request, "wall")}
     return render(request, "monitoring/wall.html", context)
 
 

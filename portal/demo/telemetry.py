@@ -69,7 +69,7 @@ def tracks(lives: Iterable[Life]) -> list[Track]:
         )
     for one in MigSlice.objects.filter(gpu__simulated=True, gone_at=None).select_related("gpu__node"):
         key3 = (one.gpu.node.name, one.gpu.index, one.start)
-        found.append(Track(one.gpu_id, one.gpu_instance, one.memory_mib, 0, True, by_seat[key3]))
+        found.append(Track(one.gpu_id, one.gpu_instance + 1, one.memory_mib, 0, True, by_seat[key3]))
     return found
 
 
