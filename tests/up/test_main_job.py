@@ -1,5 +1,5 @@
-"""The main job, as people do it, on real parts: an empty folder, `manage.py up`, Chromium, this machine's own agent with
-the real pynvml over a fake NVML library whose card changes, a real process.
+"""The main job, as people do it, on real parts: an empty folder, `manage.py up`, Chromium, this machine's own agent
+with the real pynvml over a fake NVML library whose card changes, a real process.
 
 request (English) → approval by another person (Chinese) → placement → log and four live measures → end → seen free →
 ledger → the finance page (both languages).
@@ -14,6 +14,7 @@ import re
 import shutil
 import threading
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -78,8 +79,11 @@ class Api:
         for cookie in self.jar:
             if cookie.name == "gpupool_csrf":
                 request.add_header("X-CSRFToken", str(cookie.value))
-        with self.opener.open(request, timeout=20) as answer:
-            return bytes(answer.read())
+        try:
+            with self.opener.open(request, timeout=20) as answer:
+                return bytes(answer.read())
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{method} {path}: {error.code} {error.read().decode()}") from error
 
     def get(self, path: str) -> Any:
         return json.loads(self._send("GET", path, None, "application/json"))
@@ -222,6 +226,8 @@ def _walk(browser: Browser, installation: Installation, card: FakeNvml) -> None:
     base = f"http://127.0.0.1:{installation.port}"
     first_sign_in(browser, installation, base)
     flavour = prepare(base, "admin")
+    # Each would have to choose a new password at first; the administrator's change above has shown it.
+    installation.psql("UPDATE accounts_user SET must_change_password = false")
     finance = Person(browser, base, "sun.mei", "zh-hans")
     set_price(finance, base, flavour)
 

@@ -17,6 +17,8 @@ import psutil
 import pytest
 
 from portal.up.accounts import SERVICE_ACCOUNTS
+from portal.up.layout import Layout
+from portal.up.pair import running_pair
 from tests.up import installation
 from tests.up.installation import ROOT, Installation, clean_environment, gone, running, wait_for
 
@@ -227,6 +229,22 @@ def test_stop_during_the_start(open_folder: Path) -> None:
         everyone = site.processes()
         assert site.stop() == 0
         assert gone(everyone)
+
+
+def test_given_servers(open_folder: Path) -> None:
+    with running_pair(Layout(open_folder / "outside")) as outside:
+        given = outside.environment
+        with running(open_folder / "given", "--demo", **given) as site:
+            site.wait_page()
+            assert site.pid("postgres") is None and site.pid("valkey") is None
+            assert "made the database gpupool_demo" in site.said
+            assert (
+                outside.postgres.psql("SELECT count(*) FROM accounts_user", database="gpupool_demo").strip()
+                > "0"
+            )
+        outside.postgres.psql("ALTER ROLE gpupool NOLOGIN")
+        answer = _up("--data", str(open_folder / "refused"), "--port", "0", **given)
+        assert "DATABASE_URL cannot be reached" in _one_line(answer)
 
 
 def test_long_path_and_odd_characters(open_folder: Path) -> None:
