@@ -204,7 +204,7 @@ class MonthViewSet(ApiViewSet):
     lookup_field = "month"
     lookup_value_regex = r"\d{4}-\d{2}"
 
-    @extend_schema(responses={200: dict})
+    @extend_schema(operation_id="months_overview", responses={200: dict})
     def list(self, request: Request) -> Response:
         """Months from the first booked one to the present one."""
         rows = [

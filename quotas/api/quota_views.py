@@ -99,7 +99,7 @@ class QuotaViewSet(ApiViewSet):
         below = None if department is None else set(self.policy.tree.subtree(department.pk))
         out: list[dict[str, Any]] = []
         for flavour in flavours:
-            tree = tree_of(flavour)
+            tree = tree_of(flavour, self.policy.tree)
             for row in tree_rows(flavour, tree, self.policy.tree, scope):
                 if below is None or row.department.pk in below:
                     counters = tree.counters[row.department.pk]

@@ -14,7 +14,7 @@ from quotas.selectors.approvers import Deciders, May
 from quotas.selectors.requests import decides_scope
 
 State = ApprovalStep.State
-QUEUES = ("mine", "team", "all", "quota", "done")
+MOST = 2000
 
 
 @dataclass(slots=True)
@@ -87,15 +87,21 @@ def open_steps(policy: Policy) -> QuerySet[ApprovalStep]:
     return visible_steps(policy).filter(state=State.OPEN)
 
 
+def page_rows(policy: Policy) -> list[QueueRow]:
+    """All open steps that the person sees (the ``MOST`` that are due first), read once per page."""
+    kept: list[QueueRow] | None = getattr(policy, "kept_open_rows", None)
+    if kept is None:
+        steps = list(open_steps(policy)[:MOST])
+        kept = open_rows(policy, Deciders.of_page(policy), steps) if steps else []
+        policy.kept_open_rows = kept  # type: ignore[attr-defined]
+    return kept
+
+
 def waiting_for(user_id: int, policy: Policy) -> int:
     """How many open steps wait for this person: the figure beside the navigation entry."""
     if not (policy.has(Role.LEAD, Role.POOL_ADMIN, Role.FINANCE) or decides_scope(policy)):
         return 0
-    steps = list(open_steps(policy).filter(Q(request=None) | Q(request__state="in_approval"))[:500])
-    if not steps:
-        return 0
-    deciders = Deciders.load(policy.tree)
-    return sum(1 for step in steps if deciders.is_mine(user_id, step, subject_of(step)))
+    return sum(1 for row in page_rows(policy) if row.mine and row.subject.state == "in_approval")
 
 
 def decided_steps(policy: Policy) -> QuerySet[ApprovalStep]:

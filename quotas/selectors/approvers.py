@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from django.db.models import Q
 
 from portal.accounts.models import Role, RoleBinding
-from portal.accounts.policy import DepartmentTree
+from portal.accounts.policy import DepartmentTree, Policy
 from portal.kernel.clock import now
 from quotas.models import ApprovalStep, CapacityRequest, Delegation, QuotaChange
 
@@ -64,6 +64,15 @@ class Deciders:
             made.deputies[principal_id].add(deputy_id)
             made.names.setdefault(deputy_id, name or username)
         return made
+
+    @classmethod
+    def of_page(cls, policy: Policy) -> Deciders:
+        """For pages: loaded once per policy, that is once per page. Services load anew under their locks."""
+        kept: Deciders | None = getattr(policy, "kept_deciders", None)
+        if kept is None:
+            kept = cls.load(policy.tree)
+            policy.kept_deciders = kept  # type: ignore[attr-defined]
+        return kept
 
     def holds(self, user_id: int, role: str, department_id: int | None) -> bool:
         """Whether the person has the role over the department (None: the whole installation)."""

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Prefetch, Q, QuerySet, Sum
+from django.db.models import Case, Count, IntegerField, Prefetch, Q, QuerySet, Sum, When
 
 from portal.accounts.models import Role
-from portal.accounts.policy import Policy, Scope, policy_of
+from portal.accounts.policy import DepartmentTree, Policy, Scope, policy_of
 from portal.kernel.clock import now
 from portal.kernel.units import MILLI_PER_GPU
 from quotas.engine.available import headroom, over_by
@@ -28,7 +28,7 @@ from quotas.models import (
     RequestEvent,
 )
 from quotas.selectors.fit import limit_of
-from quotas.selectors.trees import INSTALLATION, quota_trees
+from quotas.selectors.trees import INSTALLATION, parents_in, quota_trees
 from quotas.transitions import REQUEST_OPEN
 
 S = CapacityRequest.State
@@ -48,13 +48,17 @@ def principals_of(user_id: int) -> list[int]:
 
 
 def decides_scope(policy: Policy) -> Scope:
-    """Departments whose steps the person may see and decide, as a deputy too."""
+    """Departments whose steps the person may see and decide, as a deputy too; asked once per policy."""
+    kept: Scope | None = getattr(policy, "kept_decides_scope", None)
+    if kept is not None:
+        return kept
     roles = (Role.LEAD, Role.POOL_ADMIN, Role.FINANCE)
     scope = policy.scope(*roles)
     for principal in Delegation.objects.filter(
         deputy=policy.user, starts_at__lte=now(), ends_at__gt=now(), revoked_at=None
     ).select_related("principal"):
         scope = scope | policy_of(principal.principal, policy.tree).scope(*roles)
+    policy.kept_decides_scope = scope  # type: ignore[attr-defined]
     return scope
 
 
@@ -77,9 +81,8 @@ def own_requests(user_id: int, *, limit: int) -> list[CapacityRequest]:
     rows = with_open_step(
         CapacityRequest.objects.filter(requester_id=user_id).select_related("flavour", "department")
     )
-    open_rows = list(rows.filter(state__in=REQUEST_OPEN).order_by("-id")[:limit])
-    done = rows.exclude(state__in=REQUEST_OPEN).order_by("-id")[: max(0, limit - len(open_rows))]
-    return open_rows + list(done)
+    ended = Case(When(state__in=REQUEST_OPEN, then=0), default=1, output_field=IntegerField())
+    return list(rows.order_by(ended, "-id")[:limit])
 
 
 def flavour_names() -> dict[str, str]:
@@ -160,12 +163,13 @@ def _lendable(tree: QuotaTree, node: NodeId) -> int:
     return unused if limit is None else min(unused, limit)
 
 
-def department_bars(department_id: int) -> list[QuotaBar]:
-    """Bars of a department for every flavour of which it has a grant or use; five queries."""
+def department_bars(department_id: int, departments: DepartmentTree) -> list[QuotaBar]:
+    """Bars of a department for every flavour of which it has a grant or use; three queries."""
     rows = QuotaUsage.objects.filter(department_id=department_id).filter(Q(granted=True) | Q(total__gt=0))
-    ids = sorted(rows.values_list("flavour_id", flat=True))
-    trees = quota_trees(ids)
-    flavours = GpuFlavour.objects.filter(pk__in=ids)
+    flavours = [
+        r.flavour for r in rows.select_related("flavour").order_by("flavour__position", "flavour__name")
+    ]
+    trees = quota_trees([f.pk for f in flavours], parents_in(departments)) if flavours else {}
     return [
         quota_bar(trees[f.pk], f, department_id, lent_now(trees[f.pk]).get(department_id, 0))
         for f in flavours
@@ -174,25 +178,33 @@ def department_bars(department_id: int) -> list[QuotaBar]:
 
 @dataclass(frozen=True, slots=True)
 class Use30:
-    """Allocated GPU-milliseconds of the last 30 days in the ledger, and asks that ended early."""
+    """Allocated GPU-milliseconds of the last 30 days in the ledger, and asks that ended, released early
+    among them.
+    """
 
     gpu_ms: int
     ended: int
     released: int
 
 
-def use_of_30_days(*, user_id: int | None = None, department_ids: Iterable[int] | None = None) -> Use30:
-    """What a person, or departments, used in the last 30 days."""
-    since = now() - timedelta(days=30)
-    entries = LedgerEntry.objects.filter(starts_at__gte=since)
-    ended = CapacityRequest.objects.filter(state=S.ENDED, ended_at__gte=since)
-    if user_id is not None:
-        entries, ended = entries.filter(user_id_ref=user_id), ended.filter(requester_id=user_id)
-    if department_ids is not None:
-        ids = list(department_ids)
-        entries, ended = entries.filter(department_id_ref__in=ids), ended.filter(department_id__in=ids)
-    reasons = list(ended.values_list("end_reason", flat=True))
-    return Use30(entries.aggregate(n=Sum("gpu_ms"))["n"] or 0, len(reasons), reasons.count("released"))
+def use_of_30_days(*, user_id: int, department_ids: Iterable[int]) -> tuple[Use30, Use30]:
+    """What a person, and some departments, used in the last 30 days; two queries."""
+    since, ids = now() - timedelta(days=30), list(department_ids)
+    person, group = Q(user_id_ref=user_id), Q(department_id_ref__in=ids)
+    use = LedgerEntry.objects.filter(person | group, starts_at__gte=since).aggregate(
+        person=Sum("gpu_ms", filter=person), group=Sum("gpu_ms", filter=group)
+    )
+    person, group, early = Q(requester_id=user_id), Q(department_id__in=ids), Q(end_reason="released")
+    ended = CapacityRequest.objects.filter(person | group, state=S.ENDED, ended_at__gte=since).aggregate(
+        person=Count("id", filter=person),
+        person_early=Count("id", filter=person & early),
+        group=Count("id", filter=group),
+        group_early=Count("id", filter=group & early),
+    )
+    return (
+        Use30(use["person"] or 0, ended["person"], ended["person_early"]),
+        Use30(use["group"] or 0, ended["group"], ended["group_early"]),
+    )
 
 
 def other_open_asks(request: CapacityRequest) -> list[CapacityRequest]:

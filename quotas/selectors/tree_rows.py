@@ -19,7 +19,7 @@ from quotas.models import CapacityRequest, FlavourCapacity, GpuFlavour, QuotaUsa
 from quotas.selectors.fit import limit_of
 from quotas.selectors.grants import GrantNumbers, SumCheck, sum_checks
 from quotas.selectors.requests import QuotaBar, lent_now, quota_bar
-from quotas.selectors.trees import INSTALLATION, build_tree, quota_trees
+from quotas.selectors.trees import INSTALLATION, build_tree, parents_in, quota_trees
 
 
 @dataclass(slots=True)
@@ -72,19 +72,18 @@ def flavours_with_quota() -> list[GpuFlavour]:
     rows = GpuFlavour.objects.filter(
         Q(usage_rows__granted=True) | Q(usage_rows__total__gt=0) | Q(capacity__installed_milli__gt=0)
     )
-    return list(rows.distinct().order_by("position", "name", "id"))
+    return list(rows.select_related("capacity").distinct().order_by("position", "name", "id"))
 
 
-def tree_of(flavour: GpuFlavour) -> QuotaTree:
+def tree_of(flavour: GpuFlavour, departments: DepartmentTree) -> QuotaTree:
     """The flavour's tree now."""
-    return quota_trees([flavour.pk])[flavour.pk]
+    return quota_trees([flavour.pk], parents_in(departments))[flavour.pk]
 
 
 def tree_rows(
     flavour: GpuFlavour, tree: QuotaTree, departments: DepartmentTree, scope: Scope
 ) -> list[TreeRow]:
     """Rows depth first; departments that are closed and use nothing are left out."""
-    stored = {row.department_id: row for row in QuotaUsage.objects.filter(flavour=flavour)}
     lent = lent_now(tree)
     asks: dict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
     waiting = (
@@ -100,7 +99,7 @@ def tree_rows(
     for depth, department in departments.ordered():
         if department.pk not in scope or (not department.is_open and not tree.counters[department.pk].total):
             continue
-        row = stored.get(department.pk)
+        node = tree.nodes[department.pk]
         bar = quota_bar(tree, flavour, department.pk, lent.get(department.pk, 0))
         limit = limit_of(tree, department.pk)
         out.append(
@@ -108,9 +107,9 @@ def tree_rows(
                 department,
                 depth,
                 any(child in scope for child in departments.children.get(department.pk, [])),
-                bool(row and row.granted),
+                node.own is None,
                 bar,
-                GrantNumbers.of(row) if row is not None and row.granted else GrantNumbers(bar.guaranteed),
+                GrantNumbers(bar.guaranteed, node.borrow_limit, node.lend_limit, node.hard_cap, node.weight),
                 None if limit is None else max(0, limit - bar.used),
                 *asks[department.pk],
             )
@@ -120,7 +119,7 @@ def tree_rows(
 
 def headline(flavour: GpuFlavour, tree: QuotaTree) -> Headline:
     """The sums of a flavour over the whole installation."""
-    capacity = FlavourCapacity.objects.filter(flavour=flavour).first()
+    capacity = getattr(flavour, "capacity", None)
     roots = tree.children[INSTALLATION]
     guaranteed = sum(tree.guarantee(root) for root in roots)
     while len(roots) == 1 and tree.children[roots[0]]:  # one organisation on top: look at its departments
@@ -169,7 +168,7 @@ def what_if(
     """What these numbers would do to the use there is now."""
     rows = list(QuotaUsage.objects.filter(flavour=flavour))
     by_department = {row.department_id: row for row in rows}
-    parents = {pk: row.parent_id for pk, row in departments.rows.items()}
+    parents = parents_in(departments)
     installed = (
         FlavourCapacity.objects.filter(flavour=flavour).values_list("installed_milli", flat=True).first()
     )

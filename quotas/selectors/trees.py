@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from portal.accounts.models import Department
+from portal.accounts.policy import DepartmentTree
 from quotas.engine.ids import NodeId
 from quotas.engine.tree import QuotaNode, QuotaTree
 from quotas.models import FlavourCapacity, QuotaGrant, QuotaUsage
@@ -20,6 +21,11 @@ INSTALLATION = 0
 def department_parents() -> dict[int, int | None]:
     """id → parent id of all departments: one query of two columns."""
     return dict(Department.objects.without_tree_fields().order_by("pk").values_list("pk", "parent_id"))
+
+
+def parents_in(tree: DepartmentTree) -> dict[int, int | None]:
+    """The same from a department tree in memory."""
+    return {pk: row.parent_id for pk, row in tree.rows.items()}
 
 
 def path_of(parents: Mapping[int, int | None], department_id: int) -> list[int]:
@@ -77,14 +83,18 @@ def build_tree(
     return tree
 
 
-def quota_trees(flavour_ids: Iterable[int] | None = None) -> dict[int, QuotaTree]:
-    """Trees by flavour id, in three queries; all flavours that have limits, use or capacity when None."""
+def quota_trees(
+    flavour_ids: Iterable[int] | None = None, parents: Mapping[int, int | None] | None = None
+) -> dict[int, QuotaTree]:
+    """Trees by flavour id, in three queries; all flavours that have limits, use or capacity when None.
+    ``parents``: the department tree where the caller has read it already.
+    """
     usage = QuotaUsage.objects.all()
     capacity = FlavourCapacity.objects.all()
     wanted = None if flavour_ids is None else set(flavour_ids)
     if wanted is not None:
         usage, capacity = usage.filter(flavour_id__in=wanted), capacity.filter(flavour_id__in=wanted)
-    parents = department_parents()
+    parents = parents if parents is not None else department_parents()
     rows: dict[int, list[QuotaUsage]] = {}
     for row in usage:
         rows.setdefault(row.flavour_id, []).append(row)

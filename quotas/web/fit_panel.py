@@ -148,7 +148,7 @@ def _steps(verdict: Verdict, cleaned: Mapping[str, Any], policy: Policy, user: A
     """Approvers to come, by name; None where nobody needs to agree; a text where nobody could."""
     if verdict.plan is None or not verdict.plan.steps:
         return None
-    deciders = Deciders.load(policy.tree)
+    deciders = Deciders.of_page(policy)
     subject = CapacityRequest(requester=user, last_editor=user, department=cleaned["department"])
     try:
         wanted = wanted_steps(verdict.plan, subject, deciders)

@@ -9,7 +9,8 @@ from datetime import datetime
 from typing import Any
 
 from django.utils.dateparse import parse_datetime
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import mark_safe
 from django.utils.translation import gettext as _
 
 from quotas.models import ApprovalStep, CapacityRequest, QuotaChange
@@ -228,11 +229,7 @@ def rule_word(rule: str) -> str:
 
 def note(*lines: str) -> Any:
     """Lines under a step."""
-    kept = [line for line in lines if line]
-    out = format_html("")
-    for i, line in enumerate(kept):
-        out = format_html("{}<br>{}", out, line) if i else format_html("{}", line)
-    return out
+    return format_html_join(mark_safe("<br>"), "{}", ((line,) for line in lines if line))
 
 
 def since(moment: datetime | None) -> str:

@@ -17,20 +17,11 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from portal.kernel.clock import now
 from portal.kernel.errors import DomainError
 from portal.ops.actor import actor_of
 from quotas.models import ApprovalStep, CapacityRequest, QuotaChange
-from quotas.selectors.approvals import (
-    QueueRow,
-    decided_steps,
-    open_rows,
-    open_steps,
-    subject_of,
-    visible_steps,
-)
+from quotas.selectors.approvals import QueueRow, decided_steps, page_rows, subject_of, visible_steps
 from quotas.selectors.approvers import Deciders
-from quotas.selectors.fit import assess
 from quotas.selectors.requests import (
     flavour_names,
     other_open_asks,
@@ -38,7 +29,7 @@ from quotas.selectors.requests import (
     use_of_30_days,
 )
 from quotas.selectors.shapes import AskShape
-from quotas.selectors.trees import INSTALLATION, quota_trees
+from quotas.selectors.trees import INSTALLATION, parents_in, quota_trees
 from quotas.services.approvals import step_decide, steps_approve
 from quotas.web import present
 from quotas.web.change_rows import change_rows
@@ -46,7 +37,6 @@ from quotas.web.words import gpus, hours
 
 PAGE = 50
 TABS = ("mine", "team", "all", "quota", "done")
-MOST = 2000  # open steps that are sorted into tabs in memory
 
 
 @login_required
@@ -64,7 +54,7 @@ def approval_detail(request: HttpRequest, uid: uuid.UUID) -> HttpResponse:
     if step is None:
         raise Http404
     context = _queue(request, chosen=step)
-    context |= _detail(request, step)
+    context |= _detail(request, step, context["flavours"])
     return render(request, "quotas/approvals.html", context)
 
 
@@ -73,8 +63,7 @@ def _queue(request: HttpRequest, chosen: ApprovalStep | None = None) -> dict[str
     tab = request.GET.get("q", "mine")
     tab = tab if tab in TABS else "mine"
     text, flavour = request.GET.get("s", "").strip(), request.GET.get("flavour", "")
-    deciders = Deciders.load(policy.tree)
-    everything = open_rows(policy, deciders, open_steps(policy)[:MOST])
+    everything = page_rows(policy)
     tabs: dict[str, list[QueueRow]] = {
         "mine": [
             r
@@ -104,8 +93,8 @@ def _queue(request: HttpRequest, chosen: ApprovalStep | None = None) -> dict[str
         context["done"] = [_done_row(step, context["flavours"]) for step in decided]
         return {**context, "page": decided}
     found = [r for r in tabs[tab] if _matches(r, text, flavour)]
-    page = Paginator(found, PAGE).get_page(request.GET.get("page"))
-    context["rows"] = _rows(list(page), context["flavours"])
+    page = Paginator(found, PAGE if chosen is None else PAGE // 2).get_page(request.GET.get("page"))
+    context["rows"] = _rows(list(page), context["flavours"], bars=chosen is None)
     context["cost"] = sum(
         r.subject.cost_at_most_micro or 0 for r in found if isinstance(r.subject, CapacityRequest)
     )
@@ -154,10 +143,10 @@ def ref_of(subject: CapacityRequest | QuotaChange) -> str:
     return subject.ref if isinstance(subject, CapacityRequest) else f"Q-{subject.pk}"
 
 
-def _rows(rows: list[QueueRow], names: dict[str, str]) -> list[dict[str, Any]]:
-    """Rows with amounts and the quota after approval: one tree per flavour for all of them."""
+def _rows(rows: list[QueueRow], names: dict[str, str], *, bars: bool) -> list[dict[str, Any]]:
+    """Rows with amounts and (``bars``) the quota after approval: one tree per flavour for all of them."""
     flavour_ids = {r.subject.flavour_id for r in rows if r.subject.flavour_id is not None}
-    trees = quota_trees(flavour_ids) if flavour_ids else {}
+    trees = quota_trees(flavour_ids) if flavour_ids and bars else {}
     out: list[dict[str, Any]] = []
     for row in rows:
         subject = row.subject
@@ -177,7 +166,7 @@ def _rows(rows: list[QueueRow], names: dict[str, str]) -> list[dict[str, Any]]:
         else:
             item |= {"amount": subject.flavour.name, "sub": _("quota change"), "since": subject.created_at}
         flavour = subject.flavour
-        if isinstance(subject, CapacityRequest) and flavour is not None:
+        if isinstance(subject, CapacityRequest) and flavour is not None and bars:
             bar = quota_bar(trees[flavour.pk], flavour, subject.department_id)
             item |= {"bar": bar, "ask": subject.charge_milli, "after": bar.used + subject.charge_milli}
             item["borrows"] = max(0, min(subject.charge_milli, item["after"] - bar.guaranteed))
@@ -193,10 +182,10 @@ def _done_row(step: ApprovalStep, names: dict[str, str]) -> dict[str, Any]:
     return {"step": step, "subject": subject, "ref": ref_of(subject), "amount": amount}
 
 
-def _detail(request: HttpRequest, step: ApprovalStep) -> dict[str, Any]:
+def _detail(request: HttpRequest, step: ApprovalStep, names: dict[str, str]) -> dict[str, Any]:
     """What is needed to decide: the ask, its path, quota after approval, 30 days of use, other open asks."""
     policy = request.policy  # type: ignore[attr-defined]
-    deciders = Deciders.load(policy.tree)
+    deciders = Deciders.of_page(policy)
     subject = subject_of(step)
     may = deciders.may(request.user.pk, step, subject)
     open_now = step.state == "open" and subject.state == "in_approval"
@@ -217,12 +206,11 @@ def _detail(request: HttpRequest, step: ApprovalStep) -> dict[str, Any]:
             "change_rows": change_rows(subject),
             "change_steps": _change_steps(subject, deciders),
         }
-    names = flavour_names()
     subject.shown_steps = list(  # type: ignore[attr-defined]
         subject.steps.select_related("department", "decided_by", "on_behalf_of").order_by("round", "position")
     )
     subtree = policy.tree.subtree(subject.department_id)
-    person, group = use_of_30_days(user_id=subject.requester_id), use_of_30_days(department_ids=subtree)
+    person, group = use_of_30_days(user_id=subject.requester_id, department_ids=subtree)
     others = other_open_asks(subject)
     return {
         **context,
@@ -236,7 +224,6 @@ def _detail(request: HttpRequest, step: ApprovalStep) -> dict[str, Any]:
         "others": [{"r": o, "title": present.title_of(o, names)} for o in others],
         "changeable": _changeable(subject),
         "gpu_ms": subject.charge_milli * subject.duration_s if subject.duration_s else None,
-        "recent": present.history(subject, limit=6),
     }
 
 
@@ -277,24 +264,15 @@ def _after(subject: CapacityRequest, policy: Any) -> dict[str, Any] | None:
     flavour = subject.flavour
     if flavour is None:
         return None
-    options = assess(
-        department_id=subject.department_id,
-        flavours=[flavour],
-        shape=AskShape.of(subject),
-        duration_s=subject.duration_s,
-        interruptible=subject.interruptible,
-        moment=now(),
-    )
-    if not options:
-        return None
-    o = options[0]
-    bar = quota_bar(o.tree, flavour, subject.department_id)
+    tree = quota_trees([flavour.pk], parents_in(policy.tree))[flavour.pk]
+    bar = quota_bar(tree, flavour, subject.department_id)
     own = max(0, min(subject.charge_milli, bar.guaranteed - bar.used))
     levels = [
-        (policy.tree.rows[pk].name, o.tree.counters[pk].total + subject.charge_milli, o.tree.guarantee(pk))
+        (policy.tree.rows[pk].name, tree.counters[pk].total + subject.charge_milli, tree.guarantee(pk))
         for pk in reversed(policy.tree.ancestors(subject.department_id)[:-1])
     ]
-    levels.append((_("Pool"), o.tree.counters[INSTALLATION].total + subject.charge_milli, o.installed))
+    pool = tree.counters[INSTALLATION].total + subject.charge_milli
+    levels.append((_("Pool"), pool, tree.guarantee(INSTALLATION)))
     return {
         "bar": bar,
         "ask": subject.charge_milli,
@@ -302,7 +280,6 @@ def _after(subject: CapacityRequest, policy: Any) -> dict[str, Any] | None:
         "borrowed": subject.charge_milli - own,
         "left": None if bar.limit is None else max(0, bar.limit - bar.used - subject.charge_milli),
         "levels": [{"name": n, "after": a, "of": g} for n, a, g in levels],
-        "blocking": o.admission.blocking,
     }
 
 
@@ -361,7 +338,7 @@ def approval_decide(request: HttpRequest, uid: uuid.UUID) -> HttpResponse:
             raise
         context = _queue(request, chosen=step)
         step.refresh_from_db()
-        context |= _detail(request, step) | {
+        context |= _detail(request, step, context["flavours"]) | {
             "error": error,
             "comment": request.POST.get("comment", ""),
             "retry": decision,

@@ -25,7 +25,7 @@ def home(request: HttpRequest) -> HttpResponse:
     policy = request.policy  # type: ignore[attr-defined]
     names = flavour_names()
     rows = own_requests(request.user.pk, limit=SHOWN)
-    deciders = Deciders.load(policy.tree)
+    deciders = Deciders.of_page(policy)
     where = policy.tree.rows.get(request.user.home_department_id or 0)
     state = CapacityRequest.State
     context = {
@@ -44,7 +44,7 @@ def home(request: HttpRequest) -> HttpResponse:
             if r.state == state.NEEDS_CONSENT
         ],
         "returned": [r for r in rows if r.state == state.RETURNED],
-        "bars": department_bars(where.pk) if where is not None else [],
+        "bars": department_bars(where.pk, policy.tree) if where is not None else [],
         "limits": limits_of(request.user.pk),
         "held": held_milli(request.user.pk),
         "may_ask": bool(policy.asks_for),

@@ -68,7 +68,7 @@ def quota_tree(request: HttpRequest) -> HttpResponse:
     context: dict[str, Any] = {"flavours": flavours, "flavour": flavour, "moment": now()}
     if flavour is None or not scope:
         return render(request, "quotas/quota_tree.html", context)
-    tree = tree_of(flavour)
+    tree = tree_of(flavour, policy.tree)
     chosen = _department(request, scope)
     context |= {
         "rows": tree_rows(flavour, tree, policy.tree, scope),
@@ -80,7 +80,7 @@ def quota_tree(request: HttpRequest) -> HttpResponse:
     }
     if chosen is not None:
         may_set = may_set_grants(policy, chosen.pk)
-        numbers = grant_numbers(chosen.pk, flavour.pk, now()) or GrantNumbers(tree.guarantee(chosen.pk))
+        numbers = next((r.numbers for r in context["rows"] if r.department.pk == chosen.pk), GrantNumbers())
         context |= {
             "form": GrantForm(initial=GrantForm.initial_of(numbers)) if may_set else None,
             "grants": _grants(chosen, flavour),
@@ -182,7 +182,7 @@ def quota_save(request: HttpRequest) -> HttpResponse:
         if error.status == 403:
             raise
         form.take(error)
-        tree = tree_of(flavour)
+        tree = tree_of(flavour, policy.tree)
         scope = quota_scope(policy)
         context = {
             "flavours": flavours_with_quota(), "flavour": flavour, "moment": now(), "form": form, "chosen": chosen,
@@ -287,7 +287,7 @@ def find_change(request: HttpRequest, uid: uuid.UUID) -> QuotaChange:
 def quota_change(request: HttpRequest, uid: uuid.UUID) -> HttpResponse:
     """What was asked, in force and granted, per field; who decided; kept forever."""
     row = find_change(request, uid)
-    deciders = Deciders.load(request.policy.tree)  # type: ignore[attr-defined]
+    deciders = Deciders.of_page(request.policy)  # type: ignore[attr-defined]
     steps = list(
         row.steps.select_related("department", "decided_by", "on_behalf_of").order_by("round", "position")
     )

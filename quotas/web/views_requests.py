@@ -113,7 +113,7 @@ def request_list(request: HttpRequest) -> HttpResponse:
         rows = rows.filter(Q(flavour__code=flavour) | Q(options__contains=[flavour]))
     page = Paginator(with_open_step(rows).order_by("-id"), PAGE).get_page(request.GET.get("page"))
     names = flavour_names()
-    deciders = Deciders.load(policy.tree)
+    deciders = Deciders.of_page(policy)
     context = {
         "page": page,
         "rows": [present.row_of(r, names, deciders) for r in page],
@@ -244,7 +244,7 @@ def request_detail(request: HttpRequest, uid: uuid.UUID) -> HttpResponse:
     """
     row = find_request(request, uid)
     policy = request.policy  # type: ignore[attr-defined]
-    deciders = Deciders.load(policy.tree)
+    deciders = Deciders.of_page(policy)
     own = row.requester_id == request.user.pk
     step = present.open_step(row)
     may = (
