@@ -2,12 +2,13 @@
 
 Parses, calls one service for each message, answers. A durable message is acknowledged after its transaction;
 one that fails to be written ends the connection, so that the agent sends it again, in order. Commands come
-from rows: at connect, at a poke through the node's group, and at each heartbeat for the case that a poke was
-lost.
+from rows: at connect, at a poke through the node's group, and at every third heartbeat for the case that a
+poke was lost.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -34,6 +35,8 @@ CLOSE_UNAUTHENTICATED, CLOSE_FORBIDDEN, CLOSE_PROTOCOL, CLOSE_REPLACED, CLOSE_AG
 )
 RESEND_AFTER_BEATS = 2
 REJOIN_AFTER_BEATS = 12
+LOOK_EVERY_BEATS = 3
+MAX_STORING = 256
 
 
 def _parsed(text: str | None) -> dict[str, Any] | None:
@@ -63,6 +66,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
         self.greeted = False
         self._sent: dict[str, int] = {}
         self._beats = 0
+        self._storing: set[asyncio.Task[None]] = set()
 
     async def connect(self) -> None:
         """Check the token; a refusal is told in words before the close, as agents are read by people."""
@@ -118,7 +122,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
                 await database_sync_to_async(agent_inbox.agent_heartbeat)(
                     node_id=self.node_id, token_id=self.token_id
                 )
-                await self.send_commands(lost_pokes=True)
+                await self.beat()
             elif kind == "command_ack":
                 uid = str(message.get("command") or "")
                 self._sent.pop(uid, None)
@@ -151,24 +155,39 @@ class AgentConsumer(AsyncWebsocketConsumer):
         await self.send_commands()
 
     async def samples(self, message: dict[str, Any]) -> None:
-        """Hand samples to the sink; without its success there is no acknowledgement and the agent keeps
-        them."""
-        assert self.node_id is not None
-        try:
-            await self.on_samples(self.node_id, message)
-        except Exception as error:  # whatever the sink's trouble is, this connection also carries jobs
-            log.warning("agent_samples_failed", node=self.node_id, error=repr(error)[:300])
-            return
-        await self.say({"t": "ack", "seq": message["seq"]})
+        """Hand samples to the sink beside the other messages: jobs do not wait for telemetry, and a backlog is
+        written in groups. Without the sink's success there is no acknowledgement and the agent keeps them."""
+        if len(self._storing) >= MAX_STORING:
+            return  # more than an agent sends ahead; what is not acknowledged comes again
+        task = asyncio.create_task(self._store(message))
+        self._storing.add(task)
+        task.add_done_callback(self._storing.discard)
 
-    async def send_commands(self, lost_pokes: bool = False) -> None:
+    async def _store(self, message: dict[str, Any]) -> None:
+        node_id = self.node_id
+        if node_id is None:
+            return
+        try:
+            await self.on_samples(node_id, message)
+            await self.say({"t": "ack", "seq": message["seq"]})
+        except Exception as error:  # the sink's trouble, or a socket that closed meanwhile
+            log.warning("agent_samples_failed", node=node_id, error=repr(error)[:300])
+
+    async def beat(self) -> None:
+        """What a heartbeat is good for besides: commands whose poke was lost, and our place in the group."""
+        self._beats += 1
+        if self._beats % REJOIN_AFTER_BEATS == 0:
+            # A restarted Redis forgot the group, and memberships expire after a day.
+            await self.channel_layer.group_add(self.group, self.channel_name)
+        if self._sent or self._beats % LOOK_EVERY_BEATS == 0:
+            await self.send_commands()
+
+    async def send_commands(self) -> None:
         """Write open commands to the socket, each once a connection, again only when it stays unanswered."""
         assert self.node_id is not None
         commands = await database_sync_to_async(commands_open)(self.node_id)
-        self._beats += lost_pokes
-        if lost_pokes and self._beats % REJOIN_AFTER_BEATS == 0:
-            # A restarted Redis forgot the group, and memberships expire after a day.
-            await self.channel_layer.group_add(self.group, self.channel_name)
+        waiting = {command["command"] for command in commands}
+        self._sent = {uid: beat for uid, beat in self._sent.items() if uid in waiting}
         fresh = []
         for command in commands:
             last = self._sent.get(command["command"])
