@@ -18,12 +18,14 @@ import numpy.typing as npt
 from monitoring.engine import frames
 from monitoring.engine.tiles import CODE, DOWN, STATES, TileFacts, is_stale, tile_state
 
-SLICES = 7  # compute slices of every card that can be split
-
 
 @dataclass(slots=True)
 class Cell:
-    """Identity of one tile: a card (slot 0) or one of its MIG slices."""
+    """Identity of one tile: a card (slot 0) or one of its MIG slices.
+
+    Of a slice: `start` and `size` in memory slots, `compute` slices. Of a card that can be split: how many compute
+    `slices` and memory `slots` it has (an A30 has 4 of each, the others 7 and 8).
+    """
 
     gpu_id: int
     slot: int
@@ -35,6 +37,8 @@ class Cell:
     size: int = 0
     compute: int = 0
     power_limit_w: int = 0
+    slices: int = 7
+    slots: int = 8
 
 
 @dataclass(slots=True)
@@ -211,11 +215,11 @@ class Board:
         return Sums(installed=1000 * cards, with_data=with_data, **part)
 
     def stranded(self, i: int) -> int:
-        """Milli-GPU of a split card that its layout leaves to nobody (of 7 compute slices)."""
+        """Milli-GPU of a split card that its layout leaves to nobody, by compute slices."""
         used = 0
         k = i + 1
         while k < len(self.cells) and self.cells[k].gpu_id == self.cells[i].gpu_id:
-            used += 1000 * self.cells[k].compute // SLICES
+            used += 1000 * self.cells[k].compute // self.cells[i].slices
             k += 1
         return max(0, 1000 - max(used, min(1000, self.held[i].charge)))
 

@@ -30,6 +30,8 @@ _GPU = (
     "mig_enabled",
     "power_limit_mw",
     "flavour__code",
+    "flavour__compute_slices",
+    "flavour__memory_slices",
     "condition",
     "cordoned",
     "foreign_use",
@@ -86,6 +88,8 @@ def board_load() -> Board:
             mig,
             limit,
             flavour,
+            compute_slices,
+            memory_slots,
             condition,
             cordoned,
             foreign,
@@ -123,7 +127,17 @@ def board_load() -> Board:
         fact = TileFacts(condition, cordoned, health, schedulable, split=mig, foreign=bool(foreign))
         parts = slices.get(gpu_id, []) if mig else []
         board_nodes[row].cells.append(len(cells))
-        cells.append(Cell(gpu_id, 0, str(uid), row, index, power_limit_w=watts))
+        card = Cell(
+            gpu_id,
+            0,
+            str(uid),
+            row,
+            index,
+            power_limit_w=watts,
+            slices=compute_slices or 7,
+            slots=memory_slots or 8,
+        )
+        cells.append(card)
         facts.append(fact)
         held.append(Holding())
         for instance, profile, start, size, compute in parts:

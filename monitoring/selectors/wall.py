@@ -22,7 +22,7 @@ from portal.kernel.units import from_ms, to_ms
 def identity(board: Board) -> dict[str, Any]:
     """The list of cells that frames refer to by index, once, in the order of the wall.
 
-    nodes: [site, model, node uid, name, schedulable, cards]; card: [number, GPU uid, watts limit, slices];
+    nodes: [site, model, node uid, name, schedulable, cards]; card: [number, GPU uid, watts limit, slices, slots];
     slice: [profile, first memory slot, slots]. Cells count cards and, right after each, its slices.
     """
     models: dict[str, int] = {}
@@ -37,11 +37,8 @@ def identity(board: Board) -> dict[str, Any]:
                 part = board.cells[k]
                 slices.append([part.profile, part.start, part.size])
                 k += 1
-            cards.append(
-                [cell.number, cell.uid, cell.power_limit_w, slices]
-                if slices
-                else [cell.number, cell.uid, cell.power_limit_w]
-            )
+            card: list[Any] = [cell.number, cell.uid, cell.power_limit_w]
+            cards.append([*card, slices, cell.slots] if slices else card)
         model = models.setdefault(row.model, len(models))
         nodes.append([row.site, model, row.uid, row.name, row.schedulable, cards])
     return {

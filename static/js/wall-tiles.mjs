@@ -110,7 +110,7 @@ export function drawNode(canvas, cards, data, look, options) {
 }
 
 function drawSlices(c, card, data, look, box) {
-  const y = box.y + box.h - 15, height = 11, slot = (box.w - 6) / 8;
+  const y = box.y + box.h - 15, height = 11, slot = (box.w - 6) / card.slots;
   c.strokeStyle = token('--mute-solid'); c.lineWidth = 1;
   // What no slice covers is stranded: hatched, so that it survives without colour
   c.save(); c.beginPath(); c.rect(box.x + 3, y, box.w - 6, height); c.clip();

@@ -82,8 +82,8 @@ class Wall {
     const sites = new Map();
     for (const [siteAt, modelAt, uid, name, decided, cards] of list.nodes) {
       const node = { uid, name, decided, site: siteAt, model: modelAt, cards: [] };
-      for (const [number, gpu, limit, slices] of cards) {
-        const card = { i, number, gpu, limit, node, slices: [] };
+      for (const [number, gpu, limit, slices, slots] of cards) {
+        const card = { i, number, gpu, limit, node, slots: slots ?? 8, slices: [] };
         this.cells[i] = card; i += 1;
         for (const [profile, begin, size] of slices ?? []) { card.slices.push({ i, profile, start: begin, size }); this.cells[i] = card; i += 1; }
         node.cards.push(card);

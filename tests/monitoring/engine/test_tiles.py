@@ -188,3 +188,15 @@ def test_frames_round_trip_and_sizes() -> None:
 
 def test_identity_changes_with_order_and_layout() -> None:
     assert board(3).version == board(3).version != board(4).version
+
+
+def test_stranded_counts_the_compute_slices_of_that_card() -> None:
+    """An A30 has four: 2g + 1g leave a quarter."""
+    nodes = [NodeRow(1, "n", "bj-01", 0, "A30", "a30", [0])]
+    card = Cell(1, 0, "g", 0, 0, slices=4, slots=4)
+    cells = [card, Cell(1, 2, "g", 0, 0, "2g.12gb", 0, 2, 2), Cell(1, 3, "g", 0, 0, "1g.6gb", 2, 1, 1)]
+    facts = [replace(GOOD, split=True), replace(GOOD), replace(GOOD)]
+    b = Board([(1, "bj", "Beijing")], nodes, cells, facts, [Holding() for _ in cells])
+    b.take(record(1))
+    b.refresh(NOW, everything=True)
+    assert (b.sums().stranded, b.sums().free) == (250, 750)
