@@ -12,6 +12,7 @@ from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import mark_safe
 from django.utils.translation import gettext as _
+from django.utils.translation import pgettext
 
 from quotas.models import ApprovalStep, CapacityRequest, QuotaChange
 from quotas.selectors.approvers import Deciders
@@ -63,7 +64,7 @@ def row_of(
         "when": None,
         "when_note": "",
         "you": False,
-        "act": _("Open"),
+        "act": pgettext("button", "Open"),
     }
     if request.state == S.IN_APPROVAL and step is not None:
         same = [s for s in getattr(request, "shown_steps", []) if s.round == step.round]
