@@ -81,6 +81,7 @@ class Agent:
     def hello(self) -> dict[str, Any]:
         details = facts.machine()
         details.update(self.software, nvml=self.nvml, kernel_log=self.kernel_log.readable)
+        details["address"] = self.socket.local_address if self.socket is not None else ""
         return {
             "t": "hello",
             "v": PROTOCOL,

@@ -87,6 +87,12 @@ class WebSocket:
         self._close_sent = False
         self.last_received = asyncio.get_event_loop().time()
 
+    @property
+    def local_address(self) -> str:
+        """This machine's own address on the way to the server."""
+        name = self._writer.get_extra_info("sockname")
+        return str(name[0]) if name else ""
+
     async def _write(self, data: bytes) -> None:
         async with self._write_lock:
             try:

@@ -8,6 +8,7 @@ unknown or another node's allocation) is logged and counted: it must not block t
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from ipaddress import ip_address
 from typing import Any
 from uuid import UUID
 
@@ -122,6 +123,8 @@ def _hello(node: Node, message: dict[str, Any], machine: str) -> None:
         "boot_id": str(message.get("boot_id") or "")[:64],
         "clock_skew_ms": _skew(said, at),
     }
+    if not node.address and not is_loopback(str(facts.get("address") or "")):
+        values["address"] = str(facts["address"])[:255]  # where members of a gang reach each other
     for name in ("cpu_milli", "memory_mib"):
         if facts.get(name):
             values[name] = int(facts[name])
@@ -133,6 +136,14 @@ def _hello(node: Node, message: dict[str, Any], machine: str) -> None:
     node_heard(node=node, at=at)
     inventory_sync(node=node, gpus=gpus, nvml_ok=nvml_ok)
     _nvml_state(node, nvml_ok, str(nvml.get("reason") or ""))
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address is of no use to other machines (also: none at all)."""
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:
+        return True
 
 
 def _skew(said: datetime | None, at: datetime) -> int | None:

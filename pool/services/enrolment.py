@@ -134,7 +134,6 @@ def enrolment_redeem(
             Node.objects.filter(pk=node.pk),
             machine_id=machine_id[:64],
             hostname=hostname,
-            address=node.address or (address or "")[:255],
             last_seq=0,
         )
         advance(AgentEnrolment.objects.filter(pk=row.pk), used_at=now(), node=node)
