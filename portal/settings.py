@@ -297,6 +297,11 @@ SPECTACULAR_SETTINGS = {
     "REDOC_DIST": "SIDECAR",
     "SCHEMA_PATH_PREFIX": "/api/v1",
     "COMPONENT_SPLIT_REQUEST": True,
+    "ENUM_NAME_OVERRIDES": {
+        "IncidentStateEnum": "portal.ops.models.Incident.State",
+        "RequestStateEnum": "quotas.models.CapacityRequest.State",
+        "AllocationStateEnum": "pool.models.Allocation.State",
+    },
 }
 
 # Mail and logs ------------------------------------------------------------------------------------------
