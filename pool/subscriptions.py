@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.db import transaction
+
+from pool.services.allocations import allocations_suspend
+from pool.tasks import schedule_cycle
 from portal.ops.outbox import subscribe
 
 
 def plan_soon(payload: dict[str, Any]) -> None:
     """Something changed that may let a request start, or leave: plan once more, after this is committed."""
-    from django.db import transaction
-
-    from pool.tasks import schedule_cycle
-
     transaction.on_commit(lambda: schedule_cycle.apply_async(("event",), retry=False), robust=True)
 
 
@@ -20,8 +20,6 @@ def user_suspended(payload: dict[str, Any]) -> None:
     """A suspended person's work ends with the usual grace, unless it was to go on."""
     if payload.get("leases") == "keep":
         return
-    from pool.services.allocations import allocations_suspend
-
     allocations_suspend(user_uid=str(payload["user"]), reason=str(payload.get("reason") or ""))
 
 

@@ -24,6 +24,8 @@ ALLOCATION_ARROWS: dict[str, tuple[frozenset[str], str]] = {
     "end": (frozenset({A.STOPPING}), A.ENDED),
 }
 LIVE = frozenset({A.RESERVED, A.STARTING, A.RUNNING})
+REQUEUE = "requeue"
+"""`end_rule` of an allocation whose request goes back to its old place."""
 MEMBER_LIVE = frozenset({M.RESERVED, M.STARTING, M.RUNNING})
 MEMBER_GONE = frozenset({M.EXITED, M.FREE, M.LOST})
 

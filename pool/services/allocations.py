@@ -20,7 +20,7 @@ from pool.services import stopping
 from pool.services.closing import allocation_finish
 from pool.services.handover import NOT_FREE, handover_refused
 from pool.services.leases import leases_close
-from pool.transitions import LIVE, MEMBER_GONE, may, take
+from pool.transitions import LIVE, MEMBER_GONE, REQUEUE, may, take
 from portal.accounts.policy import policy_of
 from portal.kernel.clock import now
 from portal.kernel.errors import Blocked, Conflict, Invalid, Refused
@@ -301,7 +301,7 @@ def _ended_by_itself(
         allocation,
         "stop",
         end_reason=reason,
-        end_rule=stopping.REQUEUE if again else "",
+        end_rule=REQUEUE if again else "",
         stop_asked_at=now(),
         grace_until=now(),
         exit_code=first.exit_code,
@@ -325,7 +325,7 @@ def _refused(allocation_id: int, member_ids: list[int], found: dict[str, Any]) -
 
 
 def _tries(allocation: Allocation) -> int:
-    return Allocation.objects.filter(request_id=allocation.request_id, end_rule=stopping.REQUEUE).count()
+    return Allocation.objects.filter(request_id=allocation.request_id, end_rule=REQUEUE).count()
 
 
 def _late_free(members: list[AllocationMember]) -> None:

@@ -14,8 +14,7 @@ from django.db import transaction
 from pool.locks import allocation_lock, lock_wait_limit
 from pool.models import Allocation, AllocationEvent, AllocationMember, Lease, ReclaimCase
 from pool.services.leases import leases_close, usage_close
-from pool.services.stopping import REQUEUE
-from pool.transitions import take
+from pool.transitions import REQUEUE, take
 from portal.kernel.clock import now
 from portal.kernel.models import advance
 from portal.ops.actor import system

@@ -20,7 +20,7 @@ from pool.services import stopping
 from pool.services.allocations import allocation_follow_members
 from pool.services.closing import allocation_finish
 from pool.services.fencing import member_fence
-from pool.transitions import MEMBER_GONE, take
+from pool.transitions import MEMBER_GONE, REQUEUE, take
 from portal.kernel.clock import now
 from portal.kernel.errors import Conflict
 from portal.kernel.models import advance
@@ -112,7 +112,7 @@ def _start_never(allocation_id: int, error: dict[str, Any]) -> None:
             allocation,
             "stop",
             end_reason=Allocation.EndReason.START_FAILED,
-            end_rule=stopping.REQUEUE if error.get("retryable") else "",
+            end_rule=REQUEUE if error.get("retryable") else "",
             stop_asked_at=at,
             grace_until=at,
             error_code=str(error["code"])[:64],
@@ -164,7 +164,7 @@ def execution_reconcile() -> dict[str, int]:
 
 
 def _may_try_again(row: Allocation) -> bool:
-    return Allocation.objects.filter(request_id=row.request_id, end_rule=stopping.REQUEUE).count() < 3
+    return Allocation.objects.filter(request_id=row.request_id, end_rule=REQUEUE).count() < 3
 
 
 def _push(allocation: Allocation, at: datetime) -> dict[str, int]:

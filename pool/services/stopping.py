@@ -12,7 +12,8 @@ from django.utils.translation import gettext_lazy as _
 from pool.executors.base import ExecutorFailure, executor_for
 from pool.locks import allocation_lock
 from pool.models import Allocation, AllocationEvent, AllocationMember, ReclaimCase
-from pool.transitions import LIVE, take
+from pool.services.closing import allocation_finish
+from pool.transitions import LIVE, REQUEUE, take
 from portal.kernel.clock import now
 from portal.kernel.errors import Conflict
 from portal.kernel.models import advance
@@ -21,8 +22,6 @@ from portal.ops.outbox import outbox_add
 from portal.ops.services import audit_record
 
 log = structlog.get_logger(__name__)
-REQUEUE = "requeue"
-"""`end_rule` of an allocation whose request goes back to its old place."""
 GRACE_S = 30
 GANG_GRACE_S = 10
 MAX_GRACE_S = 3600
@@ -115,8 +114,6 @@ def stop(
 
 def never_begun(allocation: Allocation, at: datetime) -> None:
     """No order ever left for a node: the cards are as free as they were when they were chosen."""
-    from pool.services.closing import allocation_finish
-
     allocation.members.filter(state=AllocationMember.State.RESERVED).update(
         state=AllocationMember.State.FREE, ended_at=at, seen_free_at=at
     )
