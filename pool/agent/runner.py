@@ -33,7 +33,7 @@ JOB_POLL_SECONDS = 0.25
 INVENTORY_SECONDS = 60.0
 SILENCE_SECONDS = 45.0
 BACKOFF = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
-REFUSED_BACKOFF = 60.0
+REFUSED_BACKOFF = float(os.environ.get("GPUPOOL_AGENT_REFUSED_SECONDS", "60"))
 
 
 class AlreadyRunning(Exception):
@@ -180,6 +180,12 @@ class Agent:
             await self._sleep(pause)
 
     async def _one_connection(self) -> None:
+        if self.refusal:
+            # Perhaps this node was enrolled again meanwhile: its new token lies in the settings.
+            fresh = config.load(self.state_dir)
+            if fresh.token and fresh.token != self.settings.token:
+                self.settings.token, self.settings.node_uid = fresh.token, fresh.node_uid
+                self.refusal = None
         headers = {"Authorization": f"Bearer {self.settings.token}", "User-Agent": f"gpupool-agent/{VERSION}"}
         self.socket = socket = await ws.connect(self.settings.ws_url, headers, self.settings.ca_file)
         self.outbox.rewind()

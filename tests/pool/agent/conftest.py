@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -35,6 +36,17 @@ def wait_for(what: Callable[[], Any], timeout: float = PATIENCE, pause: float = 
         if time.monotonic() > deadline:
             raise AssertionError(f"waited {timeout} s in vain")
         time.sleep(pause)
+
+
+def python38() -> str | None:
+    """A real Python 3.8 where this machine has one."""
+    found = shutil.which("python3.8")
+    places = sorted(Path.home().glob(".pyenv/versions/3.8.*/bin/python3.8"))
+    candidates = [str(place) for place in places] + ([found] if found else [])
+    for candidate in candidates:
+        if subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return candidate
+    return None
 
 
 @pytest.fixture(scope="session")

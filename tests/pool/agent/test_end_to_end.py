@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from pool.executors.base import executor_for
 from pool.models import Gpu, Node
 from portal.ops.models import OutboxEvent
 from tests.pool.agent.builders import allocation, output, start, state
-from tests.pool.agent.conftest import FakeNvml, Process, Site, wait_for
+from tests.pool.agent.conftest import FakeNvml, Process, Site, python38, wait_for
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.serial]
 
@@ -58,3 +59,28 @@ def test_a_machine_without_a_gpu_runs_cpu_only_tests_and_says_why(
     executor_for(node.cluster).release(member=member)
     wait_for(lambda: state(member) == "free")
     assert wait_for(lambda: [m["host"] for _, m in site.samples if m["host"].get("cpu") is not None])
+
+
+def test_the_served_file_does_it_all_on_python_38(
+    agent: Process, site: Site, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = python38()
+    if python is None:
+        pytest.skip("no Python 3.8 here")
+    monkeypatch.setattr("pool.services.member_reports._follow", lambda member, **what: None)
+    program = tmp_path / "agent.pyz"
+    with urllib.request.urlopen(f"{site.url}/agent/agent.pyz") as answer:
+        program.write_bytes(answer.read())
+    agent.program = [python, "-I", "-S", str(program)]
+    enrolled = agent.command("enrol", code, "--url", site.url, "--job-account", "nobody")
+    assert enrolled.returncode == 0, enrolled.stderr
+    agent.start()
+    wait_for(lambda: Gpu.objects.count() == 2)
+    member = allocation(
+        Node.objects.get(), "echo $CUDA_VISIBLE_DEVICES", [Gpu.objects.get(uuid="GPU-test-1")]
+    )
+    start(member)
+    wait_for(lambda: state(member) == "exited")
+    assert output(member) == "GPU-test-1\n" and member.exit_code == 0
+    agent.end()
+    assert "Traceback" not in agent.log

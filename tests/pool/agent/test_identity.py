@@ -141,3 +141,19 @@ def test_processes_without_a_lease_are_reported_and_forgotten_when_they_go(
     assert found[0]["pid"] == os.getpid() and found[0]["mem_mib"] == 2048 and "args" not in found[0]
     nvml.set(gpu_0_proc=None)
     wait_for(lambda: Gpu.objects.get(uuid="GPU-test-0").foreign_use == [])
+
+
+def test_an_agent_that_was_refused_takes_up_the_token_of_a_new_enrolment(
+    online: Process, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node.objects.get()
+    agent_token_revoke(acting_user=SYSTEM, node=node, reason="lost")
+    wait_for(lambda: enrolled_status(online))
+    online.end()
+    again = enrolment_code_create(acting_user=SYSTEM, node=node)
+    online.environment["GPUPOOL_AGENT_REFUSED_SECONDS"] = "1"
+    online.start()
+    wait_for(lambda: enrolled_status(online))
+    assert online.command("enrol", again, "--url", site.url).returncode == 0
+    wait_for(lambda: online.status()["connected"])
+    assert Node.objects.count() == 1 and AgentToken.objects.filter(revoked_at=None).count() == 1

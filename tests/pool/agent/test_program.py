@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pool.agent import accounts, build, environment, files, kmsg, shim
-from tests.pool.agent.conftest import ROOT, clean_environment, wait_for
+from tests.pool.agent.conftest import ROOT, clean_environment, python38, wait_for
 
 # Newer than Python 3.8, and easy to write by habit.
 TOO_NEW = {
@@ -24,17 +23,6 @@ TOO_NEW = {
 }  # fmt: skip
 ASYNCIO_TOO_NEW = {"to_thread", "timeout", "TaskGroup", "Runner", "Barrier"}
 NEW_MODULES = {"tomllib", "zoneinfo", "graphlib"}
-
-
-def python38() -> str | None:
-    """A real Python 3.8 where this machine has one."""
-    found = shutil.which("python3.8")
-    places = sorted(Path.home().glob(".pyenv/versions/3.8.*/bin/python3.8"))
-    candidates = [str(place) for place in places] + ([found] if found else [])
-    for candidate in candidates:
-        if subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode == 0:
-            return candidate
-    return None
 
 
 @pytest.fixture(scope="module")
