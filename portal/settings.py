@@ -24,6 +24,11 @@ GPUPOOL_BASE_URL = env.str("GPUPOOL_BASE_URL", "http://127.0.0.1:8000").rstrip("
 GPUPOOL_BILLING_TIME_ZONE = env.str("GPUPOOL_BILLING_TIME_ZONE", "Asia/Shanghai")
 GPUPOOL_CURRENCY = env.str("GPUPOOL_CURRENCY", "CNY")
 GPUPOOL_ORGANISATION = env.str("GPUPOOL_ORGANISATION", "")
+# Telemetry kept: raw samples, rollups by minute and by hour, in days (daily ones stay)
+GPUPOOL_RAW_DAYS = env.int("GPUPOOL_RAW_DAYS", 7)
+GPUPOOL_MINUTE_DAYS = env.int("GPUPOOL_MINUTE_DAYS", 14)
+GPUPOOL_HOUR_DAYS = env.int("GPUPOOL_HOUR_DAYS", 400)
+GPUPOOL_METRICS_TOKEN = env.str("GPUPOOL_METRICS_TOKEN", "")
 GPUPOOL_STATUS_FILE = env.str("GPUPOOL_STATUS_FILE", str(GPUPOOL_DATA_DIR / "status.json"))
 
 INSECURE_KEY = "insecure-development-key-never-for-production-0123456789abcdef"

@@ -16,7 +16,7 @@ _LOCK = 7_301_001  # advisory lock of this duty
 
 def raw_days() -> int:
     """How many whole days of raw samples are kept besides today."""
-    return int(getattr(settings, "GPUPOOL_RAW_DAYS", 7))
+    return int(settings.GPUPOOL_RAW_DAYS)
 
 
 def oldest_kept() -> datetime:

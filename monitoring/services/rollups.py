@@ -89,8 +89,8 @@ def rollups_mark(*, buckets: Iterable[datetime], step: int = 60) -> None:
 def rollups_keep() -> int:
     """Drop minute and hour rollups past their retention; days stay. Returns rows dropped."""
     kept = {
-        60: int(getattr(settings, "GPUPOOL_MINUTE_DAYS", 14)),
-        3600: int(getattr(settings, "GPUPOOL_HOUR_DAYS", 400)),
+        60: int(settings.GPUPOOL_MINUTE_DAYS),
+        3600: int(settings.GPUPOOL_HOUR_DAYS),
     }
     dropped = 0
     for step, days in kept.items():

@@ -53,6 +53,7 @@ def gpu_page(request: HttpRequest, uid: UUID) -> HttpResponse:
         "current": [h for h in held if h.lease.ended_at is None],
         "processes": state.processes if state is not None and about.may_see_processes(policy, held) else None,
         "state": state,
+        "may_cordon": policy.administers_pool,
         "span": span.code,
         "spans": [
             {"url": f"?span={code}", "label": label, "current": code == span.code}
@@ -178,7 +179,7 @@ def prometheus(request: HttpRequest) -> HttpResponse:
     loopback = (
         request.META.get("REMOTE_ADDR") in ("127.0.0.1", "::1") and "HTTP_X_FORWARDED_FOR" not in request.META
     )
-    fixed = getattr(settings, "GPUPOOL_METRICS_TOKEN", "")
+    fixed = settings.GPUPOOL_METRICS_TOKEN
     sent = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
     allowed = loopback or bool(fixed and hmac.compare_digest(fixed.encode(), sent.encode()))
     if not allowed and sent:
