@@ -13,7 +13,7 @@ from django import forms
 from django.core.exceptions import NON_FIELD_ERRORS
 from django.forms.utils import ErrorDict
 from django.utils import timezone
-from django.utils.translation import gettext
+from django.utils.translation import gettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from portal.accounts.policy import Policy
@@ -88,7 +88,7 @@ class RequestForm(ServiceForm):
     shape = forms.ChoiceField(label=_("Shape"))
     gpus_per_node = forms.CharField(label=_("GPUs per node"), widget=forms.NumberInput(attrs={**WHOLE}))
     nodes = forms.CharField(
-        label=_("Nodes"),
+        label=pgettext_lazy("request", "Nodes"),
         help_text=_("Started together or not at all."),
         widget=forms.NumberInput(attrs={**WHOLE}),
     )

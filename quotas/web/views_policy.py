@@ -21,6 +21,7 @@ from portal.ops.actor import actor_of
 from quotas.engine.approval import Ask, Condition, Rule, evaluate, parse_policy
 from quotas.models import ApprovalPolicy, CapacityRequest
 from quotas.services.approval_policy import policy_default_ensure, policy_publish
+from quotas.web import present
 from quotas.web.words import gpus, money, number
 
 OPS = {"lt": "<", "le": "≤", "gt": ">", "ge": "≥", "eq": "=", "ne": "≠"}
@@ -66,7 +67,10 @@ def approval_policy(request: HttpRequest) -> HttpResponse:
         if sample is not None
         else {"gpus": "8", "hours": "24", "cost": "", "class": "training"},
         "plan": plan,
-        "plan_steps": [f"{step.role}, {step.timeout_hours} h" for step in plan.steps] if plan else [],
+        "plan_steps": [f"{role_words()[step.role]}, {step.timeout_hours} {_('h')}" for step in plan.steps]
+        if plan
+        else [],
+        "by": present.actor_word(current.published_by_name),
     }
     return render(request, "quotas/policy.html", context, status=error.status if error is not None else 200)
 
@@ -93,14 +97,19 @@ def _hits() -> dict[str, int]:
     return found
 
 
+def role_words() -> dict[str, str]:
+    """Who decides, in words, by the policy's own role names."""
+    return {"lead": _("lead of the department"), "admin": _("administrator"), "finance": _("finance")}
+
+
 def _row(n: int, rule: Rule, matched: tuple[str, ...], hits: Mapping[str, int]) -> dict[str, Any]:
-    roles = {"lead": _("lead of the department"), "admin": _("administrator"), "finance": _("finance")}
+    roles = role_words()
     if rule.refuse:
         then = _("refused, with the sum; a quota change can be asked for")
     elif not rule.steps:
         then = _("nobody")
     else:
-        then = ", ".join(f"{roles[s.role]}, {s.timeout_hours} h" for s in rule.steps)
+        then = ", ".join(f"{roles[s.role]}, {s.timeout_hours} {_('h')}" for s in rule.steps)
         then = then if rule.kind == "first" else f"+ {then}"
     return {
         "n": n,
