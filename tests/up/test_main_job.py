@@ -219,7 +219,26 @@ def test_the_main_job_from_an_empty_folder(card: FakeNvml) -> None:
         with running(home / "data", **more) as installation:
             installation.wait_page()
             installation.wait_running()
-            _walk(browser, installation, card)
+            try:
+                _walk(browser, installation, card)
+            except BaseException:
+                tell(installation)
+                raise
+
+
+def tell(installation: Installation) -> None:
+    """What the installation knows, for whoever reads a failure."""
+    for sql in (
+        "SELECT id, state, end_reason, error_code, error_detail FROM pool_allocation",
+        "SELECT state, pid, account, exit_code FROM pool_allocationmember",
+        "SELECT kind, facts FROM pool_allocationevent ORDER BY id",
+        "SELECT kind, sent_at, acked_at FROM pool_agentcommand ORDER BY id",
+        "SELECT id, state FROM quotas_capacityrequest",
+        "SELECT reason, figures FROM pool_queueentry",
+    ):
+        print(sql, "\n", installation.psql(sql))
+    for name in ("agent", "worker"):
+        print(name, "\n", (installation.home / "log" / f"{name}.log").read_text()[-3000:])
 
 
 def _walk(browser: Browser, installation: Installation, card: FakeNvml) -> None:
@@ -280,7 +299,7 @@ def wait_running(researcher: Person, address: str) -> str:
 
     def got() -> str | None:
         researcher.go(address)
-        link = page.locator("a[href*='/leases/']").first
+        link = page.locator("main a[href*='/leases/']").first
         with contextlib.suppress(Exception):
             link.wait_for(timeout=2000)
             return str(link.get_attribute("href"))
