@@ -96,3 +96,15 @@ def incident_words(kind: str) -> str:
         "usage_differs": _("Quota counters differ from leases"),
     }
     return table.get(kind, kind.replace("_", " "))
+
+
+@register.filter
+def actor_words(name: str) -> str:
+    """The installation's own parts by their names; people's names stay as they are."""
+    table = {
+        "scheduler": _("Scheduler"),
+        "executor": _("Executor"),
+        "agent": _("Agent"),
+        "system": _("The installation"),
+    }
+    return table.get(name, name)
