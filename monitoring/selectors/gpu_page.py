@@ -73,6 +73,13 @@ def states_of(card: Gpu) -> dict[int, GpuState]:
     return {state.slot: state for state in GpuState.objects.filter(gpu=card).order_by("slot")}
 
 
+def processes_of(policy: Policy, held: list[Held], state: GpuState | None) -> list[dict[str, Any]] | None:
+    """Processes of the last sample; None where the reader may not see them."""
+    if not may_see_processes(policy, held):
+        return None
+    return list(state.processes) if state is not None else []
+
+
 def may_see_processes(policy: Policy, holdings_now: list[Held]) -> bool:
     """Processes follow the lease: shown when the reader may see every open lease of the card. On a card that
     nobody holds they belong to the pool, and are shown to those who keep or audit it."""

@@ -36,7 +36,7 @@ def gpu_processes(request: HttpRequest, uid: UUID) -> HttpResponse:
     card = access.gpu_for(policy, uid)
     held = gpu_page.holdings(policy, card)
     state = gpu_page.states_of(card).get(0)
-    shown = state.processes if state is not None and gpu_page.may_see_processes(policy, held) else None
+    shown = gpu_page.processes_of(policy, held, state)
     return render(request, "monitoring/_processes.html", {"processes": shown, "state": state, "gpu": card})
 
 

@@ -51,7 +51,7 @@ def gpu_page(request: HttpRequest, uid: UUID) -> HttpResponse:
         "row": row,
         "held": held,
         "current": [h for h in held if h.lease.ended_at is None],
-        "processes": state.processes if state is not None and about.may_see_processes(policy, held) else None,
+        "processes": about.processes_of(policy, held, state),
         "state": state,
         "may_cordon": policy.administers_pool,
         "span": span.code,
