@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-
 import pytest
 from django.test import Client
 
@@ -13,7 +10,7 @@ from portal.accounts.services import token_create
 from portal.notify.services import notify, webhook_create
 from portal.ops.models import AuditEvent, OutboxEvent
 from portal.ops.services import incident_open
-from tests.portal import walk
+from tests.portal import walk, walk_rooms
 from tests.portal.builders import (
     SYSTEM,
     actor,
@@ -27,12 +24,10 @@ from tests.portal.builders import (
 )
 
 pytestmark = pytest.mark.django_db
-for room in ("quotas", "pool", "monitoring"):
-    if importlib.util.find_spec(f"tests.{room}.walk") is not None:
-        importlib.import_module(f"tests.{room}.walk")
-
 ELSEWHERE = "203.0.113.9"  # a scraper on this machine may read /metrics
 STAYS_OUT = {301, 302, 400, 401, 403, 404, 405, 415}
+
+walk_rooms.register()
 
 
 def _user() -> dict[str, object]:

@@ -1,6 +1,6 @@
 """Every address of the installation, for tests that walk them all with a foreign person.
 
-Rooms make the walk sharper from their own tests' packages (imported in `tests/portal/test_foreign.py`):
+Rooms make the walk sharper (`tests/portal/walk_rooms.py`):
 
     from tests.portal import walk
     walk.something_of_others("quotas:request-detail", lambda: {"uid": submitted_by("other").uid})

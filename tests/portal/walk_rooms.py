@@ -1,0 +1,110 @@
+"""Things of other people in the upper rooms, for the walk of `tests/portal/test_foreign.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from pool.models import Allocation
+from portal.kernel.clock import now
+from quotas.models import ApprovalStep, CapacityRequest, Delegation, QuotaChange
+from tests.pool import builders as pool
+from tests.portal import walk
+from tests.quotas import build
+
+
+def _request() -> CapacityRequest:
+    home = build.department()
+    return pool.queued(home, build.flavour(), who=build.user(home=home))
+
+
+def _allocation() -> Allocation:
+    request = _request()
+    return Allocation.objects.create(
+        request=request,
+        holder=request.requester,
+        department=request.department,
+        flavour=request.flavour,
+        charge_milli=1000,
+        state=Allocation.State.RUNNING,
+    )
+
+
+def _step() -> ApprovalStep:
+    request = _request()
+    CapacityRequest.objects.filter(pk=request.pk).update(state="in_approval")
+    return ApprovalStep.objects.create(
+        request=request,
+        requester=request.requester,
+        position=1,
+        role="lead",
+        department=request.department,
+        state=ApprovalStep.State.OPEN,
+        opened_at=now(),
+    )
+
+
+def _change() -> QuotaChange:
+    home = build.department()
+    return QuotaChange.objects.create(
+        department=home, flavour=build.flavour(), requester=build.user(home=home)
+    )
+
+
+def _delegation() -> Delegation:
+    return Delegation.objects.create(
+        principal=build.user(), deputy=build.user(), starts_at=now(), ends_at=now() + timedelta(days=3)
+    )
+
+
+def _by_uid(make: Callable[[], Any], **more: str) -> Callable[[], dict[str, Any]]:
+    return lambda: {"uid": make().uid, **more}
+
+
+def register() -> None:
+    """Tell the walk about all of them."""
+    plain: dict[Callable[[], Any], tuple[str, ...]] = {
+        _request: (
+            "quotas:request-detail",
+            "quotas:request-edit",
+            "pool:request-progress",
+            "v1:request-detail",
+            "v1:request-clone",
+            "v1:request-consent",
+            "v1:request-events",
+            "v1:request-submit",
+            "v1:request-withdraw",
+        ),
+        _allocation: (
+            "pool:allocation",
+            "pool:allocation-log",
+            "pool:allocation-log-download",
+            "monitoring:allocation-live",
+            "monitoring:allocation-metrics",
+            "monitoring:allocation-history",
+            "monitoring:allocation-history-csv",
+            "v1:allocation-detail",
+            "v1:allocation-extend",
+            "v1:allocation-log",
+            "v1:allocation-release",
+            "v1:allocation-revoke",
+            "v1:allocation-history",
+        ),
+        _step: (
+            "quotas:approval-detail",
+            "quotas:approval-decide",
+            "v1:approval-detail",
+            "v1:approval-decide",
+        ),
+        _change: ("quotas:quota-change", "v1:quota-change-detail", "v1:quota-change-withdraw"),
+        _delegation: ("quotas:delegation-end", "v1:delegation-revoke"),
+    }
+    for make, names in plain.items():
+        for name in names:
+            walk.something_of_others(name, _by_uid(make))
+    for act in ("withdraw", "agree", "decline", "submit"):
+        walk.something_of_others("quotas:request-act", _by_uid(_request, act=act))
+    for act in ("extend", "release", "revoke", "still-needed"):
+        walk.something_of_others("pool:allocation-act", _by_uid(_allocation, act=act))
+    walk.something_of_others("quotas:quota-change-act", _by_uid(_change, act="withdraw"))
