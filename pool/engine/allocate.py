@@ -65,6 +65,7 @@ class Cycle:
         self.demand = self._tied_demand()
         self.places: list[Place] = []
         self.reserves: list[Reserve] = []
+        self.windows: list[Reserve] = []
         self.blocked: list[Blocked] = []
         # Free space only shrinks within a cycle: what failed once fails again.
         self._hopeless: dict[tuple[object, ...], Reason] = {}
@@ -72,9 +73,8 @@ class Cycle:
 
     def run(self, request: Request) -> None:
         """Place the request, or note why it waits."""
-        early = self._too_early(request)
-        if early is not None:
-            self.blocked.append(Blocked(request, early, None))
+        if request.start_at is not None and request.start_at > self.now:
+            self.blocked.append(self._window(request, request.start_at))
             return
         ahead = self._strictly_ahead(request)
         if ahead is not None:
@@ -224,10 +224,33 @@ class Cycle:
         found = (self._first_blocked.get(flavour) for flavour in request.flavours)
         return next((one for one in found if one is not None), None)
 
-    def _too_early(self, request: Request) -> Reason | None:
-        if request.start_at is not None and request.start_at > self.now:
-            return Reason("not_before", {"start_at": request.start_at}, next(iter(request.flavours), None))
-        return None
+    def _window(self, request: Request, start_at: int) -> Blocked:
+        """A request that is to start later: its places are kept from then on against all that stand behind
+        it.
+
+        The quota is judged when it starts. ``kept`` False: nothing is promised (yet), it competes then.
+        """
+        reserve: Reserve | None = None
+        if start_at - self.now <= self.policy.windows_ahead_ms:
+            for code in request.flavours:
+                facts = self.facts.get(code)
+                need = None if flavour_refusal(request, facts) else need_of(request, facts)
+                if need is not None and (reserve := self._keep(request, need, start_at)) is not None:
+                    break
+        figures = {"start_at": start_at, "kept": reserve is not None}
+        return Blocked(request, Reason("not_before", figures, next(iter(request.flavours), None)), reserve)
+
+    def _keep(self, request: Request, need: Need, start_at: int) -> Reserve | None:
+        floor = self.now + self.policy.overdue_ms
+        opening = backfill.opening_at(self.nodes, self.occupied, request, need, start_at, floor)
+        if opening is None or need.flavour is None:
+            return None
+        self.state.add_hold(request.id, start_at, opening.members, opening.later)
+        until = None if request.duration_ms is None else start_at + request.duration_ms
+        self.occupied.append(backfill.Occupied(opening.members, until, start_at))
+        reserve = Reserve(request.id, need.flavour, start_at, opening.members)
+        self.windows.append(reserve)
+        return reserve
 
     def _over_user_limit(self, request: Request, need: Need) -> Reason | None:
         limits = self.users.get(request.user_id) if request.user_id is not None else None

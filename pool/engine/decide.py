@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pool.engine.allocate import Blocked, Cycle
-from pool.engine.backfill import estimate_from
+from pool.engine.backfill import BASIS_LEASE_ENDS, BASIS_WINDOW, estimate_from
 from pool.engine.fit import flavour_refusal, need_of
 from pool.engine.model import Plan, Policy, Request, Snapshot, Waiting
 from pool.engine.order import Line, fair_shares
@@ -25,7 +25,8 @@ def decide(snapshot: Snapshot, policy: Policy, now: int) -> Plan:
     shares = fair_shares(cycle.trees, pending, _capacity(snapshot), lambda r, f: _charge(cycle, r, f))
     for request in Line(pending, cycle.trees, shares):
         cycle.run(request)
-    return Plan(tuple(cycle.places), tuple(cycle.reserves), tuple(_waiting(cycle.blocked, policy, now)))
+    reserves = (*cycle.reserves, *cycle.windows)
+    return Plan(tuple(cycle.places), reserves, tuple(_waiting(cycle.blocked, policy, now)))
 
 
 def _charge(cycle: Cycle, request: Request, flavour: str) -> int:
@@ -55,7 +56,10 @@ def _waiting(blocked: list[Blocked], policy: Policy, now: int) -> list[Waiting]:
         key = _line_of(one.request)
         line, before = lines[key], seen.get(key, 0)
         seen[key] = before + 1
-        estimate = estimate_from(one.reserve.start_at, now, policy) if one.reserve is not None else None
+        basis = BASIS_WINDOW if one.reason.code == "not_before" else BASIS_LEASE_ENDS
+        estimate = (
+            estimate_from(one.reserve.start_at, now, policy, basis) if one.reserve is not None else None
+        )
         answer.append(
             Waiting(
                 request_id=one.request.id,

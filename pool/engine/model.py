@@ -195,6 +195,7 @@ class Policy:
     estimate_min_slack_ms: int = 600_000
     overdue_ms: int = 60_000
     nodes_told: int = 8
+    windows_ahead_ms: int = 14 * 86_400_000
 
 
 @dataclass(frozen=True, slots=True)

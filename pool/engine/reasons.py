@@ -1,7 +1,7 @@
 """Why a request waits: one stable code with the figures behind it, from the rules it failed first.
 
 Codes, each with its figures:
-    not_before            start_at
+    not_before            start_at, kept: whether places are kept for it from then on
     user_limit            limit, used, requested
     quota_blocked         level, rule, limit, used, requested, available, flavour
     model_absent          flavours

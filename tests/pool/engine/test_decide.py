@@ -116,7 +116,7 @@ class TestConstraints:
             (ask(1, 1, cpu_milli=65000), "host_short",
              {"flavour": "A100", "need_cpu_milli": 65000, "best_cpu_milli": 64000, "need_memory_mib": 0,
               "best_memory_mib": 1000}),
-            (ask(1, 1, start_at=NOW + HOUR), "not_before", {"start_at": NOW + HOUR}),
+            (ask(1, 1, start_at=NOW + HOUR), "not_before", {"start_at": NOW + HOUR, "kept": True}),
         ],
         ids=lambda value: value if isinstance(value, str) else "",
     )  # fmt: skip
@@ -366,6 +366,42 @@ def test_versions() -> None:
     assert version_of("12.4-rc1") == (12,)
     assert version_of("") == ()
     assert (WHOLE, version_of("535") < version_of("535.1")) == ((0, 1000), True)
+
+
+class TestWindows:
+    """Work that is to start later keeps its places against those that stand behind it."""
+
+    def test_later_long_work_keeps_off_and_short_work_passes(self) -> None:
+        window = ask(1, 8, start_at=NOW + 2 * HOUR)
+        pending = [window, ask(2, 2, duration_ms=2 * HOUR), ask(3, 2, duration_ms=2 * HOUR + 1)]
+        result = plan(pool([node(1)], pending))
+        assert list(placed(result)) == [2]
+        assert {r.request_id: r.start_at for r in result.reserves} == {1: NOW + 2 * HOUR, 3: NOW + 6 * HOUR}
+        kept = why(result, 1)
+        assert (kept.code, kept.figures) == ("not_before", {"start_at": NOW + 2 * HOUR, "kept": True})
+        assert kept.estimate is not None
+        assert (kept.estimate.earliest, kept.estimate.basis) == (NOW + 2 * HOUR, "reservation")
+        assert why(result, 3).figures["requests"] == [1]
+
+    def test_those_before_it_in_line_come_first(self) -> None:
+        pending = [ask(1, 8, duration_ms=9 * HOUR), ask(2, 8, start_at=NOW + 2 * HOUR)]
+        result = plan(pool([node(1)], pending))
+        assert list(placed(result)) == [1]
+        assert why(result, 2).figures == {"start_at": NOW + 2 * HOUR, "kept": False}
+        assert why(result, 2).estimate is None
+
+    def test_a_blocked_gang_fits_in_before_a_far_window(self) -> None:
+        running = [run(1, 1, range(6), hours=1)]
+        pending = [ask(1, 8, start_at=NOW + 20 * HOUR), ask(2, 8, duration_ms=3 * HOUR)]
+        result = plan(pool([node(1)], pending, running))
+        assert {r.request_id: r.start_at for r in result.reserves} == {1: NOW + 20 * HOUR, 2: NOW + HOUR}
+
+    def test_its_time_has_come(self) -> None:
+        assert list(placed(plan(pool([node(1)], [ask(1, 8, start_at=NOW)])))) == [1]
+
+    def test_windows_in_the_far_future_are_not_kept_yet(self) -> None:
+        result = plan(pool([node(1)], [ask(1, 8, start_at=NOW + 400 * HOUR)]))
+        assert why(result).figures["kept"] is False
 
 
 class TestWholePool:

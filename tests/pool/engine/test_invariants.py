@@ -54,6 +54,7 @@ def requests(draw: st.DrawFn) -> list[Request]:
             "interruptible": draw(st.booleans()),
             "duration_ms": draw(st.none() | st.integers(1, 9).map(lambda hours: hours * HOUR)),
             "cpu_milli": draw(st.sampled_from([0, 0, 3000])),
+            "start_at": draw(st.sampled_from([None, None, None, NOW + 2 * HOUR])),
         }
         flavours = draw(
             st.lists(st.sampled_from(["A100", "H100", "T4", "X"]), min_size=1, max_size=3, unique=True)

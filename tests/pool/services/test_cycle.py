@@ -262,3 +262,23 @@ def test_a_cycle_costs_a_fixed_number_of_queries(team, h800, django_assert_max_n
         pool.queued(team, h800, 2, queued_at=T + timedelta(seconds=number))
     with django_assert_max_num_queries(30):
         assert schedule_cycle().waiting == 12
+
+
+def test_a_window_is_kept_and_told(team, h800):
+    pool.node(h800)
+    build.limits(team, h800, 16)
+    window = pool.queued(team, h800, 8, start_at=T + timedelta(hours=2))
+    pool.queued(team, h800, 1, duration_s=3 * 3600, queued_at=T + timedelta(seconds=1))
+    short = pool.queued(team, h800, 1, duration_s=3600, queued_at=T + timedelta(seconds=2))
+    schedule_cycle()
+    assert Allocation.objects.get().request_id == short.pk
+    entry = QueueEntry.objects.get(request=window)
+    assert (entry.reason, entry.figures["kept"]) == ("not_before", True)
+    assert entry.figures["start_at"] == "2026-06-16T08:00:00+00:00"
+    assert (entry.start_from, entry.basis) == (T + timedelta(hours=2), "reservation")
+    with set_clock(T + timedelta(hours=2)):
+        pool.report_running(Allocation.objects.get())
+        pool.report_ended(Allocation.objects.get())
+        pool.report_free(Allocation.objects.get())
+        schedule_cycle()
+    assert Allocation.objects.exclude(state="ended").get().request_id == window.pk
