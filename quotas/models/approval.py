@@ -6,6 +6,7 @@ from django.conf import settings
 from django.db import models
 from django.db.models import F, Q
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
 
 from portal.kernel.clock import now
 from portal.kernel.models import PublicModel
@@ -42,7 +43,7 @@ class ApprovalStep(PublicModel):
 
     class State(models.TextChoices):
         WAITING = "waiting", _("Waiting for an earlier step")
-        OPEN = "open", _("Open")
+        OPEN = "open", pgettext_lazy("step", "Open")
         APPROVED = "approved", _("Approved")
         RETURNED = "returned", _("Returned")
         REJECTED = "rejected", _("Rejected")

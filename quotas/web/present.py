@@ -81,7 +81,7 @@ def row_of(
         }
         row["title"] = change_title(request, names)
     elif request.state == S.RETURNED:
-        row |= {"note": _("change it and send it again"), "you": True, "act": _("Change")}
+        row |= {"note": _("change it and send it again"), "you": True, "act": pgettext("button", "Change")}
     elif request.state == S.DRAFT:
         row |= {"note": _("not sent yet"), "you": True, "act": _("Continue")}
     elif request.state == S.QUEUED:

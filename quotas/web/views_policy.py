@@ -14,6 +14,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import render
 from django.urls import reverse
 from django.utils.translation import gettext as _
+from django.utils.translation import pgettext
 from django.views.decorators.http import require_http_methods
 
 from portal.kernel.errors import DomainError, Invalid
@@ -107,7 +108,7 @@ def _row(n: int, rule: Rule, matched: tuple[str, ...], hits: Mapping[str, int]) 
     if rule.refuse:
         then = _("refused, with the sum; a quota change can be asked for")
     elif not rule.steps:
-        then = _("nobody")
+        then = pgettext("approval", "nobody")
     else:
         then = ", ".join(f"{roles[s.role]}, {s.timeout_hours} {_('h')}" for s in rule.steps)
         then = then if rule.kind == "first" else f"+ {then}"

@@ -16,6 +16,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import render
 from django.urls import reverse
 from django.utils.translation import gettext as _
+from django.utils.translation import pgettext
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from portal.kernel.clock import now
@@ -122,7 +123,7 @@ def request_list(request: HttpRequest) -> HttpResponse:
         "q": text,
         "flavour": flavour,
         "flavours": names,
-        "states": [("open", _("Open")), ("ended", _("Ended")), ("all", _("All"))],
+        "states": [("open", pgettext("request", "Open")), ("ended", _("Ended")), ("all", _("All"))],
         "reads_others": bool(policy.reads),
         "q_id": "q",
     }

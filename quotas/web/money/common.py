@@ -11,7 +11,7 @@ from django.conf import settings
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, pgettext
 
 from portal.accounts.models import Role
 from portal.accounts.policy import Policy
@@ -95,7 +95,7 @@ def about(chosen: LineFilter, policy: Policy, *, mark: int) -> list[tuple[str, s
         (_("Filter"), filters),
         (_("Billing time zone"), zone.key),
         (_("Currency"), settings.GPUPOOL_CURRENCY),
-        (_("Written"), f"{now().astimezone(zone):%Y-%m-%d %H:%M:%S %z}"),
+        (pgettext("export", "Written"), f"{now().astimezone(zone):%Y-%m-%d %H:%M:%S %z}"),
         (_("Ledger to entry"), str(mark)),
     ]
     return [*rows, *((_("Definition"), str(text)) for text in DEFINITIONS)]
