@@ -1,5 +1,5 @@
 """Which card or slice a UUID of a node's message means. One cache of the whole pool per process, read again every
-30 s, or at once (but at most every 2 s) when a UUID is not known."""
+30 s; a node with a UUID that is not known is read at once (but at most every 2 s)."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class NodeIdentity:
 class _Pool:
     loaded_at: float
     nodes: dict[int, NodeIdentity] = field(default_factory=dict)
+    missed_at: dict[int, float] = field(default_factory=dict)
 
 
 _NOBODY = NodeIdentity()
@@ -36,28 +37,37 @@ _lock = Lock()
 def node_identity(node_id: int, *, need: Set[str] = frozenset()) -> NodeIdentity:
     """The identity of a node's cards, read again when one of `need` is not known."""
     with _lock:
+        moment = time.monotonic()
         pool = _pool
-        found = pool.nodes.get(node_id, _NOBODY) if pool else _NOBODY
-        age = time.monotonic() - pool.loaded_at if pool else TTL_S
+        if pool is None or moment - pool.loaded_at >= TTL_S:
+            pool = _load()
+        found = pool.nodes.get(node_id, _NOBODY)
         unknown = not need <= found.gpus.keys() | found.slots.keys() if need else False
-        if pool is not None and age < (MISS_PAUSE_S if unknown else TTL_S):
-            return found
-        return _load().nodes.get(node_id, _NOBODY)
+        if unknown and moment - pool.missed_at.get(node_id, -MISS_PAUSE_S) >= MISS_PAUSE_S:
+            # Just enrolled, or a card or layout that is new: what it reports now must not be lost.
+            pool.missed_at[node_id] = moment
+            found = pool.nodes[node_id] = _read(node_id).get(node_id, NodeIdentity())
+        return found
 
 
 def _load() -> _Pool:
-    """Two queries for the whole pool, whatever the number of nodes."""
+    """The whole pool anew."""
     global _pool
-    fresh = _Pool(loaded_at=time.monotonic())
-    for uuid, gpu_id, node_id in Gpu.objects.values_list("uuid", "id", "node_id"):
-        fresh.nodes.setdefault(node_id, NodeIdentity()).gpus[uuid] = gpu_id
-    slices = MigSlice.objects.filter(gone_at=None)
-    for uuid, gpu_id, instance, node_id in slices.values_list(
-        "uuid", "gpu_id", "gpu_instance", "gpu__node_id"
-    ):
-        fresh.nodes.setdefault(node_id, NodeIdentity()).slots[uuid] = (gpu_id, instance + 1)
-    _pool = fresh
-    return fresh
+    _pool = _Pool(loaded_at=time.monotonic(), nodes=_read(None))
+    return _pool
+
+
+def _read(node_id: int | None) -> dict[int, NodeIdentity]:
+    """Two queries, for one node or for all."""
+    nodes: dict[int, NodeIdentity] = {}
+    gpus, slices = Gpu.objects.all(), MigSlice.objects.filter(gone_at=None)
+    if node_id is not None:
+        gpus, slices = gpus.filter(node_id=node_id), slices.filter(gpu__node_id=node_id)
+    for uuid, gpu_id, where in gpus.values_list("uuid", "id", "node_id"):
+        nodes.setdefault(where, NodeIdentity()).gpus[uuid] = gpu_id
+    for uuid, gpu_id, instance, where in slices.values_list("uuid", "gpu_id", "gpu_instance", "gpu__node_id"):
+        nodes.setdefault(where, NodeIdentity()).slots[uuid] = (gpu_id, instance + 1)
+    return nodes
 
 
 def identity_forget() -> None:

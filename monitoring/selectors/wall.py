@@ -147,6 +147,8 @@ def rows(board: Board, cells: Iterable[int], policy: Policy) -> list[dict[str, A
                 "gpu_uid": cell.uid,
                 "number": cell.number,
                 "profile": cell.profile,
+                "start": cell.start,
+                "last_slot": cell.start + max(0, cell.size - 1),
                 "node": node.name,
                 "node_uid": node.uid,
                 "model": node.model,
@@ -190,6 +192,12 @@ def _value(raw: Any, none: int, scale: int = 1) -> float | int | None:
     if int(raw) == none:
         return None
     return int(raw) if scale == 1 else round(int(raw) / scale, 1)
+
+
+def cells_of(board: Board, uid: UUID | str) -> list[int]:
+    """The cell of a card and, after it, those of its slices; empty for a card that is not on the wall."""
+    text = str(uid)
+    return [i for i, cell in enumerate(board.cells) if cell.uid == text]
 
 
 def cell_of(board: Board, uid: UUID | str, slot: int = 0) -> int | None:

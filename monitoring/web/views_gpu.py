@@ -39,8 +39,8 @@ def gpu_page(request: HttpRequest, uid: UUID) -> HttpResponse:
     policy = request.policy  # type: ignore[attr-defined]
     card = access.gpu_for(policy, uid)
     board = board_now()
-    i = wall.cell_of(board, uid)
-    row = with_words(wall.rows(board, [i], policy))[0] if i is not None else None
+    cells = wall.cells_of(board, uid)
+    row, *slices = with_words(wall.rows(board, cells, policy)) if cells else [None]
     held = about.holdings(policy, card)
     states = about.states_of(card)
     span = _span(request)
@@ -49,6 +49,7 @@ def gpu_page(request: HttpRequest, uid: UUID) -> HttpResponse:
     context = {
         "gpu": card,
         "row": row,
+        "slices": slices,
         "held": held,
         "current": [h for h in held if h.lease.ended_at is None],
         "processes": about.processes_of(policy, held, state),

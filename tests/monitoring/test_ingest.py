@@ -226,3 +226,15 @@ async def test_the_sink_returns_when_durable_and_groups_batches(committed: None)
 
     assert await sync_to_async(count)() == 20
     assert await samples_sink(node.pk, b.message(b.row("GPU-unknown", at))) == {"unknown": 1}
+
+
+@pytest.mark.django_db
+def test_a_node_that_was_just_enrolled_loses_no_sample() -> None:
+    with set_clock(T0):
+        old = b.node("old-01", 1)
+        write(old, b.row(old.gpus.get(), T0))  # the pool is cached now
+        fresh = b.node("fresh-01", 1)
+        assert write(fresh, b.row(fresh.gpus.get(), T0)) == (1, {})
+        card = old.gpus.get()
+        part = b.slice_of(card, 3, 0, 4)
+        assert write(old, b.row(card, T0, mig=part.uuid)) == (1, {})

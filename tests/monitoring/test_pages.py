@@ -321,3 +321,66 @@ def test_hours_of_the_week_leave_holes_and_the_future_empty(scene: dict[str, Any
         and today[14] is None
         and today[15] == {"ahead": True}
     )
+
+
+@pytest.fixture
+def split(scene: dict[str, Any]) -> dict[str, Any]:
+    """A split card: NVML gives no activity; one slice reports no memory either."""
+    card = scene["cards"][2]
+    card.mig_enabled = True
+    card.save()
+    first, second = b.slice_of(card, 1, 0, 4), b.slice_of(card, 2, 4, 2, "2g.20gb")
+    b.held(card, scene["holder"], scene["vision"], mig_slice=first)
+    nothing = {"util": "not_supported", "sm": "not_supported"}
+    rows = [
+        b.row(card, util=None, missing=nothing, mem_used=30_000),
+        b.row(card, mig=first.uuid, util=None, missing=nothing, mem_used=12_000, mem_total=19_968),
+        b.row(
+            card,
+            mig=second.uuid,
+            util=None,
+            mem_used=None,
+            mem_total=None,
+            mem_reserved=None,
+            missing=nothing,
+        ),
+    ]
+    batch, refused = intake.batch_of(node_id=scene["node"].pk, message=b.message(*rows))
+    assert not refused
+    ingest.samples_write(batches=[batch], tell=False)
+    board_forget()
+    return {**scene, "card": card}
+
+
+def test_mig_telemetry_p063_p03_a_split_card_is_not_measurable_not_0(split: dict[str, Any]) -> None:
+    state = client(split["stranger"]).get("/api/v1/telemetry/state/", {"state": "split"}).json()["results"]
+    (row,) = state
+    assert row["busy_percent"] is None and row["missing"]["busy"] == "not_supported"
+    assert row["memory_used_mib"] == 30_000 and row["power_watts"] == 621.0
+
+
+def test_mig_telemetry_p064_a_slice_without_memory_is_n_a_and_never_its_parents(
+    split: dict[str, Any],
+) -> None:
+    page = client(split["holder"]).get(reverse("monitoring:gpu", args=[split["card"].uid])).content.decode()
+    table = page[page.index("Memory slots") :]
+    rows = re.findall(r"<tr>.*?</tr>", table[: table.index("</table>")], re.S)
+    assert "3g.40gb" in rows[0] and "11.7" in rows[0] and "Wu.Tao" in rows[0] and "0–3" in rows[0]
+    assert "2g.20gb" in rows[1] and "29.3" not in rows[1] and "its source does not report it" in rows[1]
+    cells = json.loads(client(split["holder"]).get(reverse("monitoring:wall-cells")).content)
+    assert cells["nodes"][0][5][2][3] == [["3g.40gb", 0, 4], ["2g.20gb", 4, 2]]
+    card = text(
+        client(split["stranger"]).get(
+            reverse("monitoring:wall-card", args=[split["card"].uid]), {"slot": "2"}
+        )
+    )
+    assert "3g.40gb" in card and "In use" in card and "counted once per card, not per slice" in card
+    assert "not yours to see" in card
+
+
+def test_allocation_of_a_slice_is_measured_by_its_slice(split: dict[str, Any]) -> None:
+    from monitoring.selectors.access import lease_keys
+    from pool.models import Lease
+
+    lease = Lease.objects.get(mig_slice__profile="3g.40gb")
+    assert lease_keys(lease.allocation) == [(split["card"].pk, 2)]
