@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.db import models
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
 
 from portal.kernel.models import PublicModel
 
@@ -56,7 +57,7 @@ class Node(PublicModel):
         LOST = "lost", _("Lost")
 
     class Schedulable(models.TextChoices):
-        OPEN = "open", _("Open")
+        OPEN = "open", pgettext_lazy("node", "Open")
         CORDONED = "cordoned", _("Cordoned")
         DRAINING = "draining", _("Draining")
         MAINTENANCE = "maintenance", _("Maintenance")

@@ -6,6 +6,7 @@ from typing import Any
 
 from django import template
 from django.utils.translation import gettext as _
+from django.utils.translation import pgettext
 
 from pool.models import Allocation, AllocationEvent, ReclaimCase
 
@@ -105,6 +106,6 @@ def actor_words(name: str) -> str:
         "scheduler": _("Scheduler"),
         "executor": _("Executor"),
         "agent": _("Agent"),
-        "system": _("The installation"),
+        "system": pgettext("actor", "The installation"),
     }
     return table.get(name, name)

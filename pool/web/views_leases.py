@@ -12,6 +12,7 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.translation import gettext as _
+from django.utils.translation import pgettext
 from django.views.decorators.http import require_GET, require_POST
 
 from pool.models import Allocation, QueueEntry
@@ -64,7 +65,7 @@ def lease_list(request: HttpRequest) -> HttpResponse:
         "reasons": Allocation.EndReason.choices,
         "reason": reason,
         "whose_options": [("mine", _("Mine")), ("all", _("All I may see"))],
-        "state_options": [("open", _("Open")), ("ended", _("Ended")), ("all", _("All"))],
+        "state_options": [("open", pgettext("lease", "Open")), ("ended", _("Ended")), ("all", _("All"))],
     }
     return render(request, "pool/lease_list.html", context)
 

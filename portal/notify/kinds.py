@@ -16,6 +16,7 @@ from typing import Any
 
 from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
 
 Text = str | Promise
 Params = dict[str, Any]
@@ -47,6 +48,8 @@ GROUPS: dict[str, Text] = {
     "other": _("Other"),
 }
 
+OPEN = pgettext_lazy("button", "Open")
+
 _kinds: dict[str, Kind] = {}
 
 
@@ -67,14 +70,14 @@ def register(
     on its button; `tone` and `icon` are those of the design system."""
     if group not in GROUPS:
         raise ValueError(f"no such group of notices: {group}")
-    made = Kind(kind, title, body, urgent, group, label, tone, icon, action or _("Open"), prepare)
+    made = Kind(kind, title, body, urgent, group, label, tone, icon, action or OPEN, prepare)
     _kinds[kind] = made
     return made
 
 
 def kind_of(name: str) -> Kind:
     """The kind; an unknown one (a room that was removed) still reads as its own name."""
-    return _kinds.get(name) or Kind(name, name.replace("_", " ").replace(".", " "), action=_("Open"))
+    return _kinds.get(name) or Kind(name, name.replace("_", " ").replace(".", " "), action=OPEN)
 
 
 def known() -> list[Kind]:

@@ -138,7 +138,7 @@ PERSON: Final[dict[str, Look]] = {
     "suspended": _l("mute", "lock", _("Suspended")),
     "valid": _l("ok", "check", _("Valid")),
     "expired": _l("mute", "clock", _("Expired")),
-    "revoked": _l("mute", "x", _("Revoked")),
+    "revoked": _l("mute", "x", pgettext_lazy("token", "Revoked")),
     "sent": _l("ok", "check", _("Sent")),
     "retrying": _l("warn", "refresh", _("Trying again")),
     "failed": _l("bad", "fault", _("Failed")),

@@ -283,6 +283,11 @@ def _after(subject: CapacityRequest, policy: Any) -> dict[str, Any] | None:
     }
 
 
+def capitalised(word: str) -> str:
+    """With a capital first letter, as labels have it."""
+    return word[:1].upper() + word[1:]
+
+
 def _changeable(subject: CapacityRequest) -> list[dict[str, Any]]:
     """The amounts that an approver may change, for the dialog."""
     names = {

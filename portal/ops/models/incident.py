@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.db import models
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
 
 from portal.kernel.clock import now
 from portal.kernel.models import PublicModel
@@ -18,7 +19,7 @@ class Incident(PublicModel):
         CRITICAL = "critical", _("Critical")
 
     class State(models.TextChoices):
-        OPEN = "open", _("Open")
+        OPEN = "open", pgettext_lazy("incident", "Open")
         ACKNOWLEDGED = "acknowledged", _("Acknowledged")
         CLOSED = "closed", _("Closed")
 

@@ -9,7 +9,7 @@ from typing import Any
 from django.template import Context
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
-from django.utils.translation import gettext
+from django.utils.translation import gettext, pgettext
 
 from portal.web.tags.base import EMPTY, attr, register, slug_id, svg
 
@@ -201,8 +201,8 @@ def steps(context: Context, items: Iterable[Mapping[str, Any]], label: object = 
     rows = []
     words = {
         "done": gettext("done"),
-        "now": gettext("now"),
-        "todo": gettext("to come"),
+        "now": pgettext("step", "now"),
+        "todo": pgettext("step", "to come"),
         "bad": gettext("stopped"),
     }
     for it in items:

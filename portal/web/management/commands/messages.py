@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gettext
 import os
 import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,27 @@ def entries(path: Path) -> str:
     return "\n".join(kept)
 
 
+def conflicts(catalogues: Iterable[tuple[str, Path]]) -> list[str]:
+    """Messages that two rooms translate differently. Django merges the catalogues and the first room's wording would
+    show everywhere; the remedy is one wording, or a gettext context where the meanings differ. Reads compiled files."""
+    wordings: dict[Any, dict[str, str]] = {}
+    for room, mo in catalogues:
+        if not mo.exists():
+            continue
+        with mo.open("rb") as compiled:
+            catalogue: dict[Any, str] = vars(gettext.GNUTranslations(compiled))["_catalog"]
+        for key, text in catalogue.items():
+            if key:
+                wordings.setdefault(key, {})[room] = text
+    out: list[str] = []
+    for key, by_room in wordings.items():
+        if len(set(by_room.values())) > 1:
+            msgid = (key[0] if isinstance(key, tuple) else key).rpartition("\x04")[2]
+            words = ", ".join(f"{room} {text!r}" for room, text in by_room.items())
+            out.append(f'two wordings: "{msgid}": {words}')
+    return sorted(set(out))
+
+
 class Command(BaseCommand):
     """`messages [--room R]` extracts and compiles; `--check` changes nothing and fails where work is left."""
 
@@ -77,10 +100,15 @@ class Command(BaseCommand):
         wrong: list[str] = []
         for room in options["room"] or ROOMS:
             wrong += self._check(room) if options["check"] else self._update(room)
+        wrong += conflicts((room, self._catalogue(room).with_suffix(".mo")) for room in ROOMS)
         for line in wrong:
             self.stderr.write(line)
         if options["check"] and wrong:
             raise CommandError(f"{len(wrong)} messages need work; run manage.py messages and translate")
+
+    @staticmethod
+    def _catalogue(room: str) -> Path:
+        return settings.BASE_DIR / "locale" / room / LANGUAGE / "LC_MESSAGES" / "django.po"
 
     def _extract(self, room: str, target: Path) -> None:
         (target / LANGUAGE / "LC_MESSAGES").mkdir(parents=True, exist_ok=True)
@@ -99,7 +127,7 @@ class Command(BaseCommand):
     def _update(self, room: str) -> list[str]:
         folder = settings.BASE_DIR / "locale" / room
         self._extract(room, folder)
-        po = folder / LANGUAGE / "LC_MESSAGES" / "django.po"
+        po = self._catalogue(room)
         if not po.exists():
             return []
         subprocess.run(["msgfmt", "-o", str(po.with_suffix(".mo")), str(po)], check=True)
@@ -108,7 +136,7 @@ class Command(BaseCommand):
         return left
 
     def _check(self, room: str) -> list[str]:
-        po = settings.BASE_DIR / "locale" / room / LANGUAGE / "LC_MESSAGES" / "django.po"
+        po = self._catalogue(room)
         with tempfile.TemporaryDirectory() as scratch:
             target = Path(scratch) / room
             copy = target / LANGUAGE / "LC_MESSAGES" / "django.po"
