@@ -35,6 +35,7 @@ def web(arguments: list[Any], report: Report) -> int:
         application,
         ws="websockets-sansio",
         ws_per_message_deflate=False,
+        ws_ping_timeout=60,  # a node that tells a long backlog is read slowly, its pongs too
         lifespan="off",
         log_config=None,
         access_log=False,
