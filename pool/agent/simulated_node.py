@@ -18,6 +18,7 @@ DEFAULT_SECONDS = 900.0
 STEP_SECONDS = 5.0
 LOG_STEPS = 400
 XID_AFTER = 45.0
+WINDOW = 32
 
 
 def _seconds(spec: dict[str, Any]) -> float | None:
@@ -55,6 +56,8 @@ class SimulatedNode:
         self.unacked: dict[int, str] = {}
         self.socket: ws.WebSocket | None = None
         self._unsent: list[int] = []
+        self._samples: set[int] = set()  # those of the unacknowledged that are samples
+        self._ahead: set[int] = set()  # other messages sent on this connection and not acknowledged yet
         self._wake = asyncio.Event()
         self.sample_s = 5.0
         self.heartbeat_s = 5.0
@@ -166,7 +169,8 @@ class SimulatedNode:
                 self.tell_job(job)
                 self.changed()
             elif clock - job["since"] >= (job["step"] + 1) * STEP_SECONDS and job["step"] < LOG_STEPS:
-                job["step"] += 1
+                # One line however long nobody looked (this process was stopped meanwhile, say).
+                job["step"] = min(LOG_STEPS, int((clock - job["since"]) / STEP_SECONDS))
                 loss = 2.4 / (1 + 0.05 * job["step"]) + 0.05 * unit("loss", job["allocation"], job["step"])
                 self.say(job, f"step {job['step'] * 10:5d}  loss {loss:.4f}")
 
@@ -189,9 +193,11 @@ class SimulatedNode:
 
     def put(self, message: dict[str, Any]) -> None:
         """Queue a durable message; samples are not worth keeping while there is no connection."""
-        if message["t"] == "samples" and self.socket is None:
+        if message["t"] == "samples" and (self.socket is None or len(self._samples) >= WINDOW):
             return
         self.seq += 1
+        if message["t"] == "samples":
+            self._samples.add(self.seq)
         self.unacked[self.seq] = json.dumps(dict(message, seq=self.seq), ensure_ascii=False)
         self._unsent.append(self.seq)
         self._wake.set()
@@ -231,13 +237,15 @@ class SimulatedNode:
                 if self.socket is not None:
                     self.socket.abort()
                     self.socket = None
-            for seq in [seq for seq, text in self.unacked.items() if '"t": "samples"' in text]:
-                del self.unacked[seq]
+            for seq in self._samples:
+                self.unacked.pop(seq, None)
+            self._samples.clear()
             await asyncio.sleep(min(30.0, 1.5**failures) * random.uniform(0.5, 1.0))
 
     async def _live(self, socket: ws.WebSocket) -> None:
         await socket.send(json.dumps(self.hello()))
         self._unsent = sorted(self.unacked)
+        self._ahead.clear()
         self._wake.set()
         tasks = [
             asyncio.ensure_future(part(socket))
@@ -258,6 +266,9 @@ class SimulatedNode:
             kind = message.get("t")
             if kind == "ack":
                 self.unacked.pop(int(message["seq"]), None)
+                self._samples.discard(int(message["seq"]))
+                self._ahead.discard(int(message["seq"]))
+                self._wake.set()
             elif kind == "welcome":
                 self.sample_s = float(message.get("sample_s") or 5)
                 self.heartbeat_s = float(message.get("heartbeat_s") or 5)
@@ -283,9 +294,12 @@ class SimulatedNode:
     async def _send(self, socket: ws.WebSocket) -> None:
         while True:
             self._wake.clear()
-            while self._unsent:
-                text = self.unacked.get(self._unsent.pop(0))
+            while self._unsent and len(self._ahead) < WINDOW:
+                seq = self._unsent.pop(0)
+                text = self.unacked.get(seq)
                 if text is not None:
+                    if seq not in self._samples:
+                        self._ahead.add(seq)
                     await socket.send(text)
             await self._wake.wait()
 

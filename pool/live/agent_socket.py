@@ -136,6 +136,8 @@ class AgentConsumer(AsyncWebsocketConsumer):
             await self.refuse(error.code, str(error.detail), CLOSE_FORBIDDEN)
         except Exception as error:  # the database is away, or a fault of ours: nothing was acknowledged,
             # so after its pause the agent connects again and sends it again.
+            if type(error).__name__ == "ClientDisconnected":
+                return  # it went while we worked for it
             log.warning("agent_message_failed", node=self.node_id, kind=kind, error=repr(error)[:300])
             await self.close(CLOSE_AGAIN)
 

@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 from asgiref.sync import async_to_sync
 from channels.layers import get_channel_layer
-from django.db import transaction
+from django.db import IntegrityError, transaction
 
 from pool.models import AgentCommand, Allocation, Node
 from portal.kernel.clock import now
@@ -51,9 +51,12 @@ def command_send(
             open_rows = open_rows.filter(acked_at=None, cancelled_at=None)
         row = open_rows.order_by("-id").first()
         if row is None:
-            row = AgentCommand.objects.create(
-                node=node, allocation=allocation, member=member, kind=kind, payload=payload or {}
-            )
+            values = {"node": node, "allocation": allocation, "member": member, "kind": kind}
+            try:
+                with transaction.atomic():
+                    row = AgentCommand.objects.create(payload=payload or {}, **values)
+            except IntegrityError:  # another process queued the same one at this moment
+                row = AgentCommand.objects.get(**values)
         elif kind == STOP and row.acked_at is not None:
             advance(AgentCommand.objects.filter(pk=row.pk), acked_at=None, payload=payload or row.payload)
         if kind == STOP:
