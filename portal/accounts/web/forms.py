@@ -11,6 +11,7 @@ from django import forms
 from django.conf import settings
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
 
 from portal.accounts.models import Department, Role, User
 from portal.accounts.policy import DepartmentTree
@@ -43,11 +44,11 @@ def zone_choices() -> tuple[tuple[str, str], ...]:
 def department_choices(
     tree: DepartmentTree, empty: Any, only: set[int] | None = None
 ) -> list[tuple[str, Any]]:
-    """Open departments of the tree for a select, indented by depth; values are uids."""
+    """Open departments of the tree for a select, indented by depth; values are codes (short: pages hold many)."""
     rows: list[tuple[str, Any]] = [("", empty)] if empty is not None else []
     for depth, row in tree.ordered():
         if row.is_open and (only is None or row.pk in only):
-            rows.append((str(row.uid), "\u2003" * depth + row.name))
+            rows.append((row.code, "\u2003" * depth + row.name))
     return rows
 
 
@@ -64,12 +65,22 @@ class DepartmentField(forms.ChoiceField):
         self.tree = tree
         self.choices = department_choices(tree, self.empty, only)
 
+    def to_python(self, value: Any) -> str:
+        """The code; links and programs may send the uid instead."""
+        found = department_named(self.tree, str(value or "")) if self.tree is not None else None
+        return found.code if found is not None else super().to_python(value)
+
     def clean(self, value: Any) -> Department | None:
         """The chosen row."""
-        uid = super().clean(value)
-        if not uid or self.tree is None:
-            return None
-        return next((row for row in self.tree.rows.values() if str(row.uid) == uid), None)
+        code = super().clean(value)
+        return department_named(self.tree, code) if code and self.tree is not None else None
+
+
+def department_named(tree: DepartmentTree, name: str) -> Department | None:
+    """A department by its code or uid."""
+    return (
+        next((row for row in tree.rows.values() if name in (row.code, str(row.uid))), None) if name else None
+    )
 
 
 class PreferencesForm(forms.Form):
@@ -241,7 +252,7 @@ class TokenForm(forms.Form):
         label=_("Name"), max_length=80, help_text=_("Where it is used, like laptop or ci-eval.")
     )
     scopes = forms.MultipleChoiceField(
-        label=_("May"),
+        label=pgettext_lazy("token", "May"),
         choices=[(s, SCOPE_LABELS[s]) for s in SCOPES],
         widget=forms.CheckboxSelectMultiple,
         initial=["read"],
