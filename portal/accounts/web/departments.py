@@ -12,7 +12,7 @@ from django.shortcuts import redirect, render
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_safe
 
-from portal.accounts.effects import department_effects
+from portal.accounts.effects import Effect, department_effects
 from portal.accounts.models import Department
 from portal.accounts.policy import Policy
 from portal.accounts.selectors.departments import bindings_at, department_visible, names_over_time, tree_rows
@@ -26,7 +26,7 @@ from portal.accounts.services import (
     department_update,
 )
 from portal.accounts.web.common import policy_required, section_tabs
-from portal.accounts.web.forms import DepartmentForm, MoveForm, ReasonForm, take_errors
+from portal.accounts.web.forms import DepartmentForm, MoveForm, ReasonForm, department_named, take_errors
 from portal.kernel.errors import DomainError
 from portal.ops.actor import actor_of
 from portal.ops.selectors import history_of
@@ -54,7 +54,8 @@ def departments(request: HttpRequest, policy: Policy) -> HttpResponse:
 def department_new(request: HttpRequest, policy: Policy) -> HttpResponse:
     """``/departments/new/``."""
     policy.require(policy.administers_people)
-    start = {"parent": request.GET.get("below", "")}
+    below = department_named(policy.tree, request.GET.get("below", ""))
+    start = {"parent": below.code if below is not None else ""}
     form = DepartmentForm(request.POST or None, tree=policy.tree, new=True, initial=start)
     if request.method == "POST" and form.is_valid():
         try:
@@ -83,7 +84,7 @@ def _forms(request: HttpRequest, row: Department, policy: Policy, act: str) -> d
             data.get("move"),
             tree=policy.tree,
             moving=row,
-            initial={"parent": str(parent.uid) if parent is not None else ""},
+            initial={"parent": parent.code if parent is not None else ""},
             prefix="move",
         ),
         "close": ReasonForm(data.get("close"), prefix="close"),
@@ -114,12 +115,11 @@ def department(request: HttpRequest, policy: Policy, uid: UUID, act: str = "") -
         else:
             messages.success(request, done)
             return redirect("accounts:department", uid=uid)
-    below = policy.tree.subtree(row.pk)
     context = {
         "department": row,
         "path": [policy.tree.rows[pk] for pk in policy.tree.ancestors(row.pk)],
         "children": [policy.tree.rows[pk] for pk in policy.tree.children.get(row.pk, [])],
-        "below": len(below) - 1,
+        "below": len(policy.tree.subtree(row.pk)) - 1,
         "bindings": bindings_at(row)[:50],
         "members": people_list(policy, department_id=row.pk, state="active")[:20],
         "names": names_over_time(row)[:10],
@@ -128,10 +128,24 @@ def department(request: HttpRequest, policy: Policy, uid: UUID, act: str = "") -
         "open": {act: True} if act else {},
         "may_change": policy.administers_people,
     }
-    if policy.administers_people:
-        context["close_effects"] = department_close_effects(row) if row.is_open else []
-        context["move_effects"] = department_effects("move", below)
     return render(request, "accounts/department.html", context, status=400 if act else 200)
+
+
+@login_required
+@require_safe
+@policy_required
+def effects(request: HttpRequest, policy: Policy, uid: UUID, act: str) -> HttpResponse:
+    """What closing or moving it would touch: fetched when its dialog opens."""
+    row = department_visible(policy, uid)
+    if row is None or act not in ("close", "move"):
+        raise Http404
+    policy.require(policy.administers_people)
+    if act == "close":
+        found = department_close_effects(row)
+    else:
+        below = policy.tree.subtree(row.pk)
+        found = [Effect(_("Departments below"), len(below) - 1), *department_effects("move", below)]
+    return render(request, "accounts/_effects.html", {"effects": found})
 
 
 def _carry_out(request: HttpRequest, row: Department, act: str, form: Any) -> str:

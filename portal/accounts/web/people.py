@@ -14,7 +14,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.debug import sensitive_variables
 from django.views.decorators.http import require_http_methods, require_safe
 
-from portal.accounts.effects import held_milli, person_effects
+from portal.accounts.effects import Effect, held_milli, person_effects
 from portal.accounts.models import Role, RoleBinding, User
 from portal.accounts.policy import Policy
 from portal.accounts.selectors.people import people_list, people_visible, sees_people
@@ -36,6 +36,7 @@ from portal.accounts.web.forms import (
     RoleForm,
     SuspendForm,
     department_choices,
+    department_named,
     take_errors,
 )
 from portal.kernel.clock import now
@@ -51,8 +52,7 @@ SORTS = ("name", "-name", "username", "-username", "last_login", "-last_login")
 @policy_required
 def people(request: HttpRequest, policy: Policy) -> HttpResponse:
     """``/people/``: who may do what, until when."""
-    wanted = request.GET.get("department", "")
-    department = next((d for d in policy.tree.rows.values() if str(d.uid) == wanted), None)
+    department = department_named(policy.tree, request.GET.get("department", ""))
     rows = people_list(
         policy,
         search=request.GET.get("q", "").strip()[:100],
@@ -107,7 +107,7 @@ def _forms(request: HttpRequest, person: User, policy: Policy, act: str) -> dict
     fields = ("display_name", "email", "system_account", "language")
     start: dict[str, Any] = {name: getattr(person, name) for name in fields}
     if person.home_department is not None:
-        start["home_department"] = str(person.home_department.uid)
+        start["home_department"] = person.home_department.code
     return {
         "edit": PersonForm(data.get("edit"), tree=policy.tree, initial=start, prefix="edit"),
         "roles": RoleForm(data.get("roles"), tree=policy.tree, prefix="role"),
@@ -152,12 +152,25 @@ def person(request: HttpRequest, policy: Policy, uid: UUID, act: str = "") -> Ht
         "tokens": tokens_in_state(tokens_visible(policy).filter(user=found), "all")[:20],
         "history": history_of([found.uid, *(b.uid for b in bindings)], 12),
         "department": policy.tree.path(found.home_department_id) if found.home_department_id else "",
-        "effects": person_effects("suspend", [found.pk]) if policy.administers_people else [],
         "held": (held_milli([found.pk]) or {}).get(found.pk),
         "may_change": policy.administers_people,
         "now": moment,
     }
     return render(request, "accounts/person.html", context, status=400 if act else 200)
+
+
+@login_required
+@require_safe
+@policy_required
+def effects(request: HttpRequest, policy: Policy, uid: UUID) -> HttpResponse:
+    """What a suspension would touch: fetched when its dialog opens."""
+    policy.require(policy.administers_people)
+    found = people_visible(policy).filter(uid=uid).first()
+    if found is None:
+        raise Http404
+    tokens = tokens_in_state(tokens_visible(policy).filter(user=found), "valid").count()
+    rows = [Effect(_("Tokens"), tokens), *person_effects("suspend", [found.pk])]
+    return render(request, "accounts/_effects.html", {"effects": rows})
 
 
 def _carry_out(request: HttpRequest, person: User, act: str, form: Any) -> str:

@@ -27,7 +27,7 @@ from portal.accounts.selectors.roles import (
 )
 from portal.accounts.services import token_create, token_revoke, token_rotate
 from portal.accounts.web.common import PER_PAGE, choice, policy_required, section_tabs
-from portal.accounts.web.forms import TokenForm, department_choices, take_errors
+from portal.accounts.web.forms import TokenForm, department_choices, department_named, take_errors
 from portal.kernel.clock import now
 from portal.kernel.errors import DomainError
 from portal.ops.actor import actor_of
@@ -39,8 +39,7 @@ from portal.ops.actor import actor_of
 def roles(request: HttpRequest, policy: Policy) -> HttpResponse:
     """``/roles/``: every binding, with its time."""
     tabs = section_tabs(policy, "roles")
-    wanted = request.GET.get("department", "")
-    department = next((d for d in policy.tree.rows.values() if str(d.uid) == wanted), None)
+    department = department_named(policy.tree, request.GET.get("department", ""))
     rows = bindings_list(
         policy,
         role=choice(request, "role", Role.values),

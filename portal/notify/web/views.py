@@ -221,7 +221,7 @@ def webhook(request: HttpRequest, uid: UUID) -> HttpResponse:
         "name": found.name,
         "url": found.url,
         "kinds": found.kinds,
-        "department": str(found.department.uid) if found.department is not None else "",
+        "department": found.department.code if found.department is not None else "",
         "active": found.active,
     }
     form = WebhookForm(request.POST or None, tree=policy.tree, initial=start)
