@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from celery import shared_task
 
+from portal.kernel.clock import now
 from portal.ops.services import task_run
+from quotas.engine.billing import month_bounds
+from quotas.selectors.billing_time import billing_zone, month_of, previous_month
 from quotas.services.ledger import ledger_accrue
 from quotas.services.reconcile import reconcile
+
+NIGHT = 2
+"""Local hour in which everything is compared."""
 
 
 @shared_task(name="quotas.accrue_ledger", queue="reports", ignore_result=True)
@@ -18,6 +24,12 @@ def accrue_ledger() -> None:
 
 @shared_task(name="quotas.reconcile", queue="reports", ignore_result=True)
 def reconcile_books() -> None:
-    """Compare counters with open spans and the ledger with closed ones; differences become incidents."""
+    """Compare counters with open spans and the ledger with closed ones; differences become incidents.
+
+    Each hour those that ended since the month before began; at night all there ever were.
+    """
     with task_run("quotas.reconcile") as facts:
-        facts.update(reconcile().as_facts())
+        local = now().astimezone(billing_zone())
+        before = previous_month(month_of(now()))
+        since = None if local.hour == NIGHT else month_bounds(before.year, before.month, billing_zone())[0]
+        facts.update(reconcile(since=since).as_facts())

@@ -66,7 +66,7 @@ def line_filter(params: Mapping[str, str], policy: Policy, *, month: date | None
     user = None
     if code := params.get("user", ""):
         user = User.objects.filter(uid=code).first() if _is_uuid(code) else None
-        if user is None:
+        if user is None or not _sees_user(policy, user):
             raise _unknown()
     kind = params.get("kind", "")
     if kind and kind not in LedgerEntry.Kind.values:
@@ -110,6 +110,18 @@ def _sees_department(policy: Policy, department_id: int) -> bool:
         return True
     inside = set(policy.tree.subtree(department_id))
     return bool(inside & policy.reads_money.ids) or department_id in policy.asks_for
+
+
+def _sees_user(policy: Policy, user: User) -> bool:
+    """Themselves, and whoever belongs to or has lines in the departments whose money the reader sees."""
+    scope = policy.reads_money
+    if scope.everything or user.pk == policy.user.pk:
+        return True
+    if not scope:
+        return False
+    if user.home_department_id in scope:
+        return True
+    return LedgerEntry.objects.filter(scope.q("department_id_ref"), user_id_ref=user.pk).exists()
 
 
 @dataclass

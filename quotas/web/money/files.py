@@ -12,6 +12,8 @@ from portal.kernel.units import MICRO, MS_PER_HOUR
 from quotas.models import LedgerEntry
 from quotas.selectors.billing_time import billing_zone
 from quotas.selectors.month_report import MonthReport
+from quotas.services.ledger import ENDED_EARLIER
+from quotas.services.prices import PRICED_LATE
 
 MACHINE_COLUMNS = (
     "entry", "uid", "kind", "booked_month", "local_day", "starts_at", "ends_at", "request", "department",
@@ -74,8 +76,17 @@ def people_rows(lines: Iterable[LedgerEntry]) -> Iterator[list[Any]]:
             line.gpu_ms,
             amount(line.micro_per_gpu_hour) if line.rate_uid else _("no price"),
             amount(line.amount_micro),
-            line.reason,
+            reason_text(line.reason),
         ]
+
+
+def reason_text(reason: str) -> str:
+    """What the installation's own reason codes mean; people's words as they are."""
+    known = {
+        ENDED_EARLIER: _("The lease turned out to have ended earlier"),
+        PRICED_LATE: _("The price was set after it was booked"),
+    }
+    return known.get(reason, reason)
 
 
 def group_rows(report: MonthReport) -> Iterator[list[Any]]:

@@ -105,6 +105,8 @@ def test_a_researcher_sees_own_lines_only_and_a_lead_the_subtree(lab: World) -> 
     client.force_login(lead)
     assert client.get(reverse("quotas:ledger-entry", args=[line.uid])).status_code == 404
     assert client.get(reverse("quotas:month"), {"department": str(lab.vision.uid)}).status_code == 404
+    for name in ("month", "ledger"):  # nor a person of another branch, by changing the id
+        assert client.get(reverse(f"quotas:{name}"), {"user": str(lab.user.uid)}).status_code == 404
     assert client.get(reverse("quotas:prices")).status_code == 403
     assert client.get(reverse("quotas:month-close")).status_code == 403
 
