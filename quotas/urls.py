@@ -11,6 +11,7 @@ from quotas.web import (
     views_delegations,
     views_home,
     views_policy,
+    views_preview,
     views_quotas,
     views_requests,
 )
@@ -30,6 +31,7 @@ urlpatterns: list[Any] = [
     path("approvals/delegations/", views_delegations.delegations, name="delegations"),
     path("approvals/delegations/<uuid:uid>/end/", views_delegations.delegation_end, name="delegation-end"),
     path("approvals/<uuid:uid>/", views_approvals.approval_detail, name="approval-detail"),
+    path("approvals/<uuid:uid>/preview/", views_preview.approval_preview, name="approval-preview"),
     path("approvals/<uuid:uid>/decide/", views_approvals.approval_decide, name="approval-decide"),
     path("quotas/", views_quotas.quota_tree, name="quota-tree"),
     path("quotas/what-if/", views_quotas.quota_what_if, name="quota-what-if"),

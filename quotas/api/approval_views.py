@@ -20,12 +20,13 @@ from portal.kernel.api import check_if_match, etag
 from portal.kernel.errors import Invalid
 from quotas.api import serializers as s
 from quotas.api.request_views import body
-from quotas.models import ApprovalPolicy, ApprovalStep, Delegation
+from quotas.models import ApprovalPolicy, ApprovalStep, Delegation, UserLimit
 from quotas.selectors.approvals import open_rows, open_steps, visible_steps
 from quotas.selectors.approvers import Deciders
 from quotas.services.approval_policy import policy_default_ensure, policy_publish
 from quotas.services.approvals import step_decide, steps_approve
 from quotas.services.delegations import delegation_create, delegation_revoke
+from quotas.services.user_limits import user_limit_set
 
 
 class ApprovalViewSet(mixins.RetrieveModelMixin, ApiViewSet):
@@ -192,3 +193,38 @@ class PolicyViewSet(ApiViewSet):
             base_version=current.pk if request.headers.get("If-Match") else None,
         )
         return Response(s.PolicySerializer(made).data, status=201, headers=etag(made.pk))
+
+
+class UserLimitViewSet(ApiViewSet):
+    """Limits of single people; the row without a person holds for everybody who has none of their own."""
+
+    queryset = UserLimit.objects.none()
+    serializer_class = s.UserLimitSerializer
+    token_scope = "admin"
+
+    def list(self, request: Request) -> Response:
+        """All limits; for pool administrators and auditors."""
+        self.policy.require(self.policy.administers_pool or self.policy.audits)
+        rows = UserLimit.objects.select_related("user").order_by("user__username", "id")
+        return self.get_paginated_response(
+            s.UserLimitSerializer(self.paginate_queryset(rows), many=True).data
+        )
+
+    @extend_schema(request=s.UserLimitSerializer, responses=s.UserLimitSerializer)
+    def create(self, request: Request) -> Response:
+        """Set the limits of a person (``user``: a user name), or of everybody else (null). Null is
+        unlimited.
+        """
+        self.policy.require(self.policy.administers_pool)
+        sent = s.UserLimitSerializer(data=request.data)
+        sent.is_valid(raise_exception=True)
+        data = dict(sent.validated_data)
+        name = (data.pop("user", None) or {}).get("username")
+        user = User.objects.filter(username=name).first() if name else None
+        if name and user is None:
+            raise Invalid.field("user", _("There is no active person with this user name."))
+        names = ("gpus_at_once_milli", "longest_lease_s", "gpu_ms_per_month", "money_micro_per_month")
+        row = user_limit_set(
+            acting_user=self.actor, policy=self.policy, user=user, **{n: data.get(n) for n in names}
+        )
+        return Response(s.UserLimitSerializer(row).data, headers=etag(row.version))

@@ -27,12 +27,12 @@ from quotas.services.approvals import request_consent
 from quotas.services.asking import read_request
 from quotas.services.judging import verdict_of
 from quotas.services.requests import (
-    COPIED,
     request_change,
     request_clone,
     request_save_draft,
     request_submit,
     request_withdraw,
+    wishes_of,
 )
 from quotas.transitions import allowed
 
@@ -232,12 +232,6 @@ def option_json(o: Option, names: Mapping[int, str]) -> dict[str, Any]:
             "requested": check.requested,
         },
     }
-
-
-def wishes_of(row: CapacityRequest) -> dict[str, Any]:
-    """The wishes of a request as they are sent."""
-    values = {name: getattr(row, name) for name in COPIED if name != "options"}
-    return {**values, "start_at": row.start_at, "review_at": row.review_at}
 
 
 class FlavourViewSet(ApiViewSet):

@@ -16,6 +16,7 @@ from quotas.models import (
     GpuFlavour,
     QuotaChange,
     RequestEvent,
+    UserLimit,
 )
 from quotas.selectors.catalogue import mig_table
 
@@ -380,3 +381,27 @@ class PolicySerializer(serializers.ModelSerializer[ApprovalPolicy]):
         model = ApprovalPolicy
         fields = ["id", "uid", "name", "rules", "active", "published_at", "published_by_name"]
         read_only_fields = ["id", "uid", "active", "published_at", "published_by_name"]
+
+
+class UserLimitSerializer(serializers.ModelSerializer[UserLimit]):
+    """Limits of a person; ``user`` null: everybody without limits of their own. Null is unlimited."""
+
+    user = serializers.CharField(source="user.username", allow_null=True, required=False)
+
+    class Meta:
+        model = UserLimit
+        fields = [
+            "uid",
+            "user",
+            "gpus_at_once_milli",
+            "longest_lease_s",
+            "gpu_ms_per_month",
+            "money_micro_per_month",
+            "version",
+        ]
+        read_only_fields = ["uid", "version"]
+
+    def to_representation(self, instance: UserLimit) -> dict[str, Any]:
+        """The user's name, or null."""
+        shown = {name: getattr(instance, name) for name in self.Meta.fields if name != "user"}
+        return {**shown, "user": instance.user.username if instance.user is not None else None}

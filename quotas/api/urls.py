@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quotas.api import money_urls
-from quotas.api.approval_views import ApprovalViewSet, DelegationViewSet, PolicyViewSet
+from quotas.api.approval_views import ApprovalViewSet, DelegationViewSet, PolicyViewSet, UserLimitViewSet
 from quotas.api.quota_views import QuotaChangeViewSet, QuotaViewSet
 from quotas.api.request_views import FlavourViewSet, RequestViewSet
 
@@ -14,6 +14,7 @@ router_entries: list[tuple[str, Any, str]] = [
     ("approvals", ApprovalViewSet, "approval"),
     ("delegations", DelegationViewSet, "delegation"),
     ("approval-policy", PolicyViewSet, "approval-policy"),
+    ("user-limits", UserLimitViewSet, "user-limit"),
     ("quotas", QuotaViewSet, "quota"),
     ("quota-changes", QuotaChangeViewSet, "quota-change"),
     ("flavours", FlavourViewSet, "flavour"),

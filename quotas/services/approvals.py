@@ -38,7 +38,7 @@ from quotas.services.history import note_event
 from quotas.services.judging import judge
 from quotas.services.locks import quota_change_lock, request_lock, step_lock
 from quotas.services.quota_changes import change_decided
-from quotas.services.requests import _values_of, request_queue
+from quotas.services.requests import request_queue, wishes_of
 from quotas.transitions import move, move_change
 
 State = ApprovalStep.State
@@ -202,7 +202,7 @@ def _propose(
     if unknown:
         raise Invalid.field(unknown[0], _("An approver may change amounts and the duration, nothing else."))
     requester_policy = policy_of(request.requester)
-    cleaned = read_request({**_values_of(request), **values}, user=request.requester, policy=requester_policy)
+    cleaned = read_request({**wishes_of(request), **values}, user=request.requester, policy=requester_policy)
     values = {name: cleaned[name] for name in values if cleaned[name] != getattr(request, name)}
     if not values:
         raise Invalid.field("changed", _("This changes nothing: approve it as it is."))
@@ -257,7 +257,7 @@ def request_consent(
         if not agree:
             return consent_lapse(request=held, actor_name=acting_user.name, kind="declined")
         user = held.requester
-        cleaned = read_request({**_values_of(held), **proposal.get("values", {})}, user=user, policy=policy)
+        cleaned = read_request({**wishes_of(held), **proposal.get("values", {})}, user=user, policy=policy)
         judged = judge(cleaned, user=user, policy=policy)
         values = proposal.get("values", {})
         fields = {key: judged.fields[key] for key in judged.fields if key != "policy_rule"}

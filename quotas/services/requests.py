@@ -280,6 +280,11 @@ def _values_of(request: CapacityRequest | None) -> dict[str, Any]:
     )
 
 
+def wishes_of(request: CapacityRequest) -> dict[str, Any]:
+    """All wishes of a request as they are sent, times included."""
+    return {**_values_of(request), "start_at": request.start_at, "review_at": request.review_at}
+
+
 def _told(request: CapacityRequest) -> dict[str, Any]:
     """The wishes that history and audit show, JSON-ready."""
     out: dict[str, Any] = {name: getattr(request, name) for name in TOLD}

@@ -33,6 +33,7 @@ from quotas.selectors.trees import INSTALLATION, parents_in, quota_trees
 from quotas.services.approvals import step_decide, steps_approve
 from quotas.web import present
 from quotas.web.change_rows import change_rows
+from quotas.web.views_preview import typed_amounts
 from quotas.web.words import gpus, hours
 
 PAGE = 50
@@ -334,7 +335,7 @@ def approval_decide(request: HttpRequest, uid: uuid.UUID) -> HttpResponse:
             step=step,
             decision=decision,
             comment=request.POST.get("comment", ""),
-            changed=_changed(request, step) if decision == "change" else None,
+            changed=typed_amounts(request) if decision == "change" else None,
             override="override" in request.POST,
             version=int(v) if (v := request.POST.get("version", "")).isdigit() else None,
         )
@@ -358,16 +359,6 @@ def approval_decide(request: HttpRequest, uid: uuid.UUID) -> HttpResponse:
     }
     messages.success(request, words[decision] % {"ref": ref_of(subject_of(done))})
     return HttpResponseRedirect(_back(request))
-
-
-def _changed(request: HttpRequest, step: ApprovalStep) -> dict[str, Any]:
-    from quotas.web.forms import seconds_of
-
-    names = ("gpus_per_node", "nodes", "fraction_milli", "fraction_mib", "mig_count")
-    out: dict[str, Any] = {n: request.POST[n].strip() for n in names if request.POST.get(n, "").strip()}
-    if text := request.POST.get("hours", "").strip():
-        out["duration_s"] = seconds_of(text)
-    return out
 
 
 def _back(request: HttpRequest) -> str:

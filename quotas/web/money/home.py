@@ -101,7 +101,6 @@ def chart(report: MonthReport, outlook: Forecast | None) -> dict[str, Any]:
         "layout": {
             "barmode": "overlay",
             "bargap": 0.2,
-            "yaxis": {"title": {"text": _("Cost a day")}},
             "xaxis": {"range": [0.4, length + 0.6], "dtick": 5, "tick0": 0, "tickangle": 0},
             "showlegend": len(data) > 1,
         },

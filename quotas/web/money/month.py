@@ -123,7 +123,6 @@ def chart(report: MonthReport) -> dict[str, Any]:
         "layout": {
             "barmode": "stack",
             "bargap": 0.15,
-            "yaxis": {"title": {"text": _("GPU·h a day")}},
             "xaxis": {"type": "category", "nticks": 6, "tickangle": 0},
             "showlegend": True,
         },

@@ -317,3 +317,24 @@ def test_lists_of_50_take_few_queries(house, django_assert_max_num_queries):
         client = api(who)
         with django_assert_max_num_queries(15):
             assert len(client.get(url).data["results"]) > 3
+
+
+def test_limits_of_people(house):
+    client = api(house.zhao, "read", "admin")
+    done = client.post("/api/v1/user-limits/", {"user": "lin", "gpus_at_once_milli": 2000})
+    assert (done.status_code, done.data["gpus_at_once_milli"], done.data["longest_lease_s"]) == (
+        200,
+        2000,
+        None,
+    )
+    assert client.post("/api/v1/user-limits/", {"user": None, "longest_lease_s": 7200}).data["user"] is None
+    assert client.get("/api/v1/user-limits/").data["count"] == 2
+    for bad in (
+        {"user": "nobody"},
+        {"user": "lin", "gpus_at_once_milli": -1},
+        {"user": "lin", "gpus_at_once_milli": "x"},
+    ):
+        assert client.post("/api/v1/user-limits/", bad).status_code == 400
+    assert api(house.lin, "read", "admin").get("/api/v1/user-limits/").status_code == 403
+    refused = api(house.lin, "request").post("/api/v1/requests/", house.ask(gpus_per_node=3))
+    assert refused.data["errors"][0]["detail"] == "Your limit is 2 GPUs at once."

@@ -362,3 +362,15 @@ def test_policy_versions(house):
     assert error.value.errors[0]["pointer"] == "rules/0/when/0/0"
     with pytest.raises(Refused):
         policy_publish(acting_user=build.actor(house.chen), policy=build.policy(house.chen), rules=[])
+
+
+def test_a_change_of_a_service_keeps_its_review_date(house):
+    review = (datetime.now(UTC) + timedelta(days=60)).replace(microsecond=0)
+    made = house.submit(is_service=True, review_at=review.isoformat(), replicas_max=2, work_class="inference")
+    decide(house.chen, made, "change", changed={"gpus_per_node": 2}, comment="two each")
+    args = {"acting_user": build.actor(house.lin), "policy": build.policy(house.lin), "request": made}
+    request_consent(**args, agree=True)
+    made.refresh_from_db()
+    assert (made.review_at, made.gpus_per_node, made.charge_milli) == (review, 2, 4000)
+    assert [(s.role, s.state) for s in made.steps.order_by("round", "position")][:1] == [("lead", "approved")]
+    assert open_step_of(made).role == "pool_admin"

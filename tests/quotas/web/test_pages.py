@@ -243,6 +243,22 @@ def test_approve_with_change_and_consent_by_page(house):
     assert (made.state, made.gpus_per_node) == ("queued", 4)
 
 
+def test_the_dialog_tells_the_effects_of_a_change_and_writes_nothing(house):
+    made = house.submit(**BIG)
+    step = open_step_of(made)
+    client = client_of(house.chen)
+    url = reverse("quotas:approval-preview", args=[step.uid])
+    text = text_of(client.post(url, {"gpus_per_node": "4", "nodes": "1", "hours": "48"}))
+    assert "8 / 32 4 / 32" in text
+    assert "¥6,144.00 ¥3,072.00" in text
+    assert "lead, finance lead" in text
+    assert "The minimum is 1." in text_of(client.post(url, {"gpus_per_node": "0"}))
+    assert client.get(url).status_code == 405
+    assert client_of(house.stranger).post(url, {}).status_code == 404
+    made.refresh_from_db()
+    assert (made.state, made.gpus_per_node) == ("in_approval", 8)
+
+
 def test_P031_a_request_at_step_2_is_in_a_queue_with_its_next_approver(house):
     made = house.submit(**BIG)
     step_decide(
