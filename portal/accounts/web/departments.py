@@ -7,6 +7,7 @@ from uuid import UUID
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
+from django.core.paginator import Paginator
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils.translation import gettext as _
@@ -25,7 +26,7 @@ from portal.accounts.services import (
     department_reopen,
     department_update,
 )
-from portal.accounts.web.common import policy_required, section_tabs
+from portal.accounts.web.common import PER_PAGE, policy_required, section_tabs
 from portal.accounts.web.forms import DepartmentForm, MoveForm, ReasonForm, department_named, take_errors
 from portal.kernel.errors import DomainError
 from portal.ops.actor import actor_of
@@ -39,10 +40,17 @@ def departments(request: HttpRequest, policy: Policy) -> HttpResponse:
     """``/departments/``: the tree."""
     tabs = section_tabs(policy, "departments")
     closed = request.GET.get("closed") == "1"
+    search = request.GET.get("q", "").strip().casefold()[:100]
+    rows = tree_rows(policy, closed=closed)
+    if search:
+        rows = [
+            r for r in rows if any(search in t.casefold() for t in (r.department.name, r.department.code))
+        ]
     context = {
         "tabs": tabs,
-        "rows": tree_rows(policy, closed=closed),
+        "page": Paginator(rows, PER_PAGE).get_page(request.GET.get("page")),
         "closed": closed,
+        "search": search,
         "may_change": policy.administers_people,
     }
     return render(request, "accounts/departments.html", context)

@@ -217,3 +217,14 @@ def test_pages_stay_within_fifteen_queries(language: str, django_assert_max_num_
             answer = client.get(url)
         assert answer.status_code == 200, url
         assert len(answer.content) < 60_000, (url, len(answer.content))
+
+
+def test_counts_of_the_tabs_are_those_of_the_lists() -> None:
+    boss, home = admin(), department("vision")
+    for n in range(3):
+        person(f"p{n}", ("researcher", home))
+    client = client_of(boss)
+    tabs = client.get("/people/").context["tabs"]
+    assert [t["count"] for t in tabs] == ["4", "1", "4", "0"]
+    lead_tabs = client_of(person("lead", ("lead", home))).get("/people/").context["tabs"]
+    assert [t["count"] for t in lead_tabs] == ["4", "1", "4"]
