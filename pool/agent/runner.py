@@ -252,28 +252,33 @@ class Agent:
             if began >= next_inventory:
                 await self._take_inventory()
                 next_inventory = began + INVENTORY_SECONDS
-            if self.nvml["ok"]:
-                answer = await self.collector.ask("sample")
-                if answer.get("ok"):
-                    rows = answer["rows"]
-                    events = self.telemetry.digest(rows)
-                    self.outbox.put({"t": "samples", "rows": rows, "host": self.load.read()})
-                    for item in events:
-                        self.outbox.put(item)
-                    if any(item["kind"] in ("gpu_lost", "gpu_back") for item in events):
-                        next_inventory = 0.0
-                else:
-                    self._nvml_is(False, str(answer.get("reason")))
-                    next_inventory = began + 5.0
-            else:
-                self.outbox.put({"t": "samples", "rows": [], "host": self.load.read()})
-            for item in self.telemetry.xid_events(self.kernel_log.read()):
-                self.outbox.put(item)
+            try:
+                if not await self._sample_once():
+                    next_inventory = min(next_inventory, began + 5.0)
+            except OSError as error:  # a full disk: this sample is lost, the next may not be
+                log.error("samples: %s", error)
             while not self._done.is_set():
                 left = began + self.sample_s - time.monotonic()  # the welcome may shorten it meanwhile
                 if left <= 0:
                     break
                 await self._sleep(min(left, 1.0))
+
+    async def _sample_once(self) -> bool:
+        """Put one batch and its events into the outbox. False when the cards are to be counted again soon."""
+        rows: list[list[Any]] = []
+        steady = True
+        if self.nvml["ok"]:
+            answer = await self.collector.ask("sample")
+            if answer.get("ok"):
+                rows = answer["rows"]
+            else:
+                self._nvml_is(False, str(answer.get("reason")))
+                steady = False
+        events = self.telemetry.digest(rows) if rows else []
+        self.outbox.put({"t": "samples", "rows": rows, "host": self.load.read()})
+        for item in [*events, *self.telemetry.xid_events(self.kernel_log.read())]:
+            self.outbox.put(item)
+        return steady and not any(item["kind"] in ("gpu_lost", "gpu_back") for item in events)
 
     async def _take_inventory(self) -> None:
         answer = await self.collector.ask("inventory")
