@@ -20,6 +20,7 @@ urlpatterns = [
     path("live/gpus/<uuid:uid>/processes/", fragments.gpu_processes, name="gpu-processes"),
     path("live/nodes/<uuid:uid>/", fragments.node_live, name="node-live"),
     path("live/allocations/<uuid:uid>/", fragments.allocation_live, name="allocation-live"),
+    path("live/allocations/<uuid:uid>/mini/", fragments.allocation_mini, name="allocation-mini"),
     path("leases/<uuid:uid>/metrics/", views_gpu.allocation_metrics, name="allocation-metrics"),
     path("leases/<uuid:uid>/metrics.json", views_gpu.allocation_history, name="allocation-history"),
     path("leases/<uuid:uid>/metrics.csv", views_gpu.allocation_history_csv, name="allocation-history-csv"),

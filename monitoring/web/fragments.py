@@ -88,3 +88,33 @@ def allocation_live(request: HttpRequest, uid: UUID) -> HttpResponse:
             "socket": socket_path(request, f"allocations/{uid}"),
         },
     )
+
+
+@login_required
+@require_GET
+def allocation_mini(request: HttpRequest, uid: UUID) -> HttpResponse:
+    """How busy an allocation's cards are now and how full their memory is: the gauges of a card on the home page."""
+    policy = request.policy  # type: ignore[attr-defined]
+    board = board_now()
+    keys = access.topic_keys(policy, "allocation", uid)
+    shown = wall.rows(board, [board.index[key] for key in keys if key in board.index], policy)
+    busy = [row["measures"]["busy"]["value"] for row in shown if row["measures"]["busy"]["value"] is not None]
+    memory = [
+        (row["measures"]["mem"]["value"], row["measures"]["mem_total"]["value"])
+        for row in shown
+        if row["measures"]["mem"]["value"] is not None and row["measures"]["mem_total"]["value"]
+    ]
+    total = sum(of for _used, of in memory)
+    used = sum(each for each, _of in memory)
+    return render(
+        request,
+        "monitoring/_allocation_mini.html",
+        {
+            "cells": len(keys),
+            "told": len(busy),
+            "busy": sum(busy) / len(busy) if busy else None,
+            "used_mib": used,
+            "total_mib": total,
+            "memory_percent": 100 * used / total if total else None,
+        },
+    )

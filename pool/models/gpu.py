@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
 
 from pool.models.place import Node
 from portal.kernel.models import PublicModel
@@ -15,7 +16,7 @@ class Gpu(PublicModel):
 
     class Condition(models.TextChoices):
         OK = "ok", _("Healthy")
-        SUSPECT = "suspect", _("Suspect")
+        SUSPECT = "suspect", pgettext_lazy("GPU", "Suspect")
         FAULT = "fault", _("Fault")
         VANISHED = "vanished", _("Vanished")
         RETIRED = "retired", _("Retired")
@@ -51,7 +52,7 @@ class Gpu(PublicModel):
         ]
 
     def __str__(self) -> str:
-        return f"{self.node_id}/{self.index}"
+        return f"{self.node.name} GPU {self.index}"
 
 
 class MigSlice(PublicModel):

@@ -9,6 +9,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import pgettext
 
 from pool.models import Allocation, AllocationEvent, ReclaimCase
+from portal.ops.kinds import kind_of
 
 register = template.Library()
 
@@ -82,21 +83,7 @@ def event_tone(event: AllocationEvent) -> str:
 @register.filter
 def incident_words(kind: str) -> str:
     """What kind of incident it is."""
-    table = {
-        "node_lost": _("Node lost"),
-        "gpu_fault": _("GPU fault"),
-        "gpu_suspect": _("GPU suspect"),
-        "gpu_vanished": _("GPU vanished"),
-        "foreign_use": _("GPU used outside the portal"),
-        "gpu_not_free": _("GPU not free after the stop"),
-        "gpu_uuid_twice": _("Two nodes report one GPU"),
-        "nvml_broken": _("The driver's library does not answer"),
-        "agent_token_stolen": _("A node's token is used elsewhere"),
-        "price_missing": _("No price is set"),
-        "ledger_differs": _("Ledger differs from leases"),
-        "usage_differs": _("Quota counters differ from leases"),
-    }
-    return table.get(kind, kind.replace("_", " "))
+    return str(kind_of(kind).title)
 
 
 @register.filter

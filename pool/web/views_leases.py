@@ -89,6 +89,7 @@ def allocation_detail(request: HttpRequest, uid: Any) -> HttpResponse:
         "case": allocation.reclaim_cases.order_by("-id").first(),
         "tail": log_tail(allocation_id=allocation.pk, member=0),
         "mine": mine,
+        "opened": {request.GET.get("do", ""): True},
         "may_release": allocation.is_open and (mine or policy.administers_pool),
         "may_extend": allocation.is_open and mine and allocation.expires_at is not None,
         "may_revoke": allocation.is_open and not mine and policy.administers_pool,

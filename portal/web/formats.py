@@ -165,9 +165,18 @@ def time_left(until: dt.datetime | None, now: dt.datetime | None = None) -> str:
     return gettext("ended %(time)s ago") % {"time": duration(delta)}
 
 
+def remaining(until: dt.datetime | None, now: dt.datetime | None = None) -> str:
+    """``2 h 47 min`` under a label that says what it is; ``none`` once it is over, ``no end`` for None."""
+    if until is None:
+        return gettext("no end")
+    delta = until - (now or timezone.now())
+    return duration(delta) if delta.total_seconds() > 0 else gettext("none")
+
+
 def time_ago(when: dt.datetime, now: dt.datetime | None = None) -> str:
-    """``3 min ago``."""
-    return gettext("%(time)s ago") % {"time": duration((now or timezone.now()) - when)}
+    """``3 min ago``; seconds only below a minute."""
+    passed = int(((now or timezone.now()) - when).total_seconds())
+    return gettext("%(time)s ago") % {"time": duration(passed - passed % 60 if passed >= 60 else passed)}
 
 
 def count(n: int, one: str, many: str) -> str:

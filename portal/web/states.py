@@ -101,7 +101,7 @@ GPU: Final[dict[str, Look]] = {
     "no_data": _l("mute", "nodata", _("No data")),
     "stranded": _l("mute", "nodata", _("Stranded")),
     "ok": _l("ok", "check", _("Healthy")),
-    "suspect": _l("warn", "warn", _("Suspect")),
+    "suspect": _l("warn", "warn", pgettext_lazy("GPU", "Suspect")),
     "vanished": _l("bad", "nodata", _("Vanished")),
     "retired": _l("mute", "x", _("Retired")),
 }

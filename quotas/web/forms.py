@@ -345,10 +345,14 @@ def mig_choices(flavours: list[GpuFlavour]) -> list[Any]:
 
 
 def department_choices(policy: Policy) -> list[tuple[str, str]]:
-    """Departments on whose behalf the person may ask, with their path."""
+    """Departments on whose behalf the person may ask, with their path; an only root is left out of longer
+    paths.
+    """
     scope = policy.asks_for
+    roots = [d.pk for d in policy.tree.rows.values() if d.parent_id is None]
+    lead = f"{policy.tree.path(roots[0])} / " if len(roots) == 1 else ""
     return [
-        (str(d.uid), policy.tree.path(d.pk))
+        (str(d.uid), policy.tree.path(d.pk).removeprefix(lead))
         for _depth, d in policy.tree.ordered()
         if d.pk in scope and d.is_open
     ]

@@ -9,6 +9,7 @@ from typing import Any
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.core.paginator import Paginator
+from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import render
 from django.urls import reverse
@@ -20,10 +21,18 @@ from portal.kernel.clock import now
 from portal.kernel.errors import DomainError, Invalid
 from portal.kernel.units import milli_from_gpus
 from portal.ops.actor import actor_of
-from quotas.models import GpuFlavour, QuotaChange, QuotaGrant
+from quotas.models import GpuFlavour, QuotaChange, QuotaGrant, QuotaUsage
 from quotas.selectors.approvers import Deciders
 from quotas.selectors.grants import GrantNumbers, grant_numbers
-from quotas.selectors.tree_rows import flavours_with_quota, headline, quota_scope, tree_of, tree_rows, what_if
+from quotas.selectors.tree_rows import (
+    flavours_with_quota,
+    headline,
+    quota_scope,
+    shown_departments,
+    tree_of,
+    tree_rows,
+    what_if,
+)
 from quotas.services.grant_import import quotas_import
 from quotas.services.grants import check_numbers, grant_set, may_set_grants
 from quotas.services.quota_changes import (
@@ -41,8 +50,16 @@ FIELDS = ("guaranteed", "borrow_limit", "lend_limit", "hard_cap")
 
 
 def _flavour(request: HttpRequest, flavours: list[GpuFlavour]) -> GpuFlavour | None:
+    """The flavour asked for; otherwise the first of which the reader's department has a guarantee or a
+    use.
+    """
     wanted = request.GET.get("f", "")
-    return next((f for f in flavours if f.code == wanted), flavours[0] if flavours else None)
+    if chosen := next((f for f in flavours if f.code == wanted), None):
+        return chosen
+    home = request.user.home_department_id  # type: ignore[union-attr]
+    own = QuotaUsage.objects.filter(department_id=home).filter(Q(guaranteed__gt=0) | Q(total__gt=0))
+    ids = set(own.values_list("flavour_id", flat=True)) if home else set()
+    return next((f for f in flavours if f.pk in ids), flavours[0] if flavours else None)
 
 
 def _department(request: HttpRequest, scope: Any) -> Department | None:
@@ -70,8 +87,9 @@ def quota_tree(request: HttpRequest) -> HttpResponse:
         return render(request, "quotas/quota_tree.html", context)
     tree = tree_of(flavour, policy.tree)
     chosen = _department(request, scope)
+    shown = shown_departments(policy.tree, scope, chosen.pk if chosen is not None else None)
     context |= {
-        "rows": tree_rows(flavour, tree, policy.tree, scope),
+        "rows": tree_rows(flavour, tree, policy.tree, scope, shown),
         "head": headline(flavour, tree),
         "sees_all": scope.everything,
         "chosen": chosen,
@@ -186,7 +204,9 @@ def quota_save(request: HttpRequest) -> HttpResponse:
         scope = quota_scope(policy)
         context = {
             "flavours": flavours_with_quota(), "flavour": flavour, "moment": now(), "form": form, "chosen": chosen,
-            "rows": tree_rows(flavour, tree, policy.tree, scope), "head": headline(flavour, tree),
+            "rows": tree_rows(
+                flavour, tree, policy.tree, scope, shown_departments(policy.tree, scope, chosen.pk)
+            ), "head": headline(flavour, tree),
             "sees_all": scope.everything, "grants": _grants(chosen, flavour),
             "may_change": may_ask_change(policy, chosen.pk), "overridable": error.extra.get("overridable"),
         }  # fmt: skip

@@ -102,7 +102,7 @@ def incident(request: HttpRequest, uid: UUID, act: str = "") -> HttpResponse:
         "incident": found,
         "kind": kind_of(found.kind),
         "entries": found.entries.order_by("-id")[:100],
-        "facts": sorted(found.facts.items()),
+        "facts": sorted((k, v) for k, v in found.facts.items() if v not in (None, "", [], {})),
         "address": _subject_address(found),
         "before": Incident.objects.filter(kind=found.kind, subject_uid=found.subject_uid)
         .exclude(pk=found.pk)

@@ -180,6 +180,17 @@ def time_left(until: dt.datetime | None) -> SafeString:
 
 
 @register.filter
+def remaining(until: dt.datetime | None) -> SafeString:
+    """``{{ lease.ends_at|remaining }}`` → ``2 h 47 min``, below a label "Time left"."""
+    text = formats.remaining(until, clock.now())
+    return (
+        mark_safe(text)
+        if until is None
+        else format_html('<span data-until="{}">{}</span>', until.isoformat(timespec="seconds"), text)
+    )
+
+
+@register.filter
 def time_ago(when: dt.datetime | None) -> str:
     """``{{ t|time_ago }}`` → ``3 min ago``."""
     return formats.DASH if when is None else formats.time_ago(when, clock.now())

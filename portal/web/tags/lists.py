@@ -59,7 +59,7 @@ def sortable(
 
 @register.simple_tag(takes_context=True)
 def pager(context: Context, page: Page[Any], param: str = "page") -> SafeString:
-    """``{% pager page_obj %}``: ``1–50 of 214`` and the pages; the query string stays."""
+    """``{% pager page_obj %}``: ``1–50 of 214`` and the pages; the query string stays. One page needs none."""
     paginator = page.paginator
     total = paginator.count
     span = gettext("%(first)s–%(last)s of %(total)s") % {
@@ -68,7 +68,7 @@ def pager(context: Context, page: Page[Any], param: str = "page") -> SafeString:
         "total": formats.number(total),
     }
     if paginator.num_pages <= 1:
-        return format_html('<div class="pager"><span>{}</span></div>', span)
+        return mark_safe("")
     links: list[SafeString] = []
     for n in paginator.get_elided_page_range(page.number, on_each_side=2, on_ends=1):
         if n == page.number:

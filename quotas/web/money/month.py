@@ -123,7 +123,8 @@ def chart(report: MonthReport) -> dict[str, Any]:
         "layout": {
             "barmode": "stack",
             "bargap": 0.15,
-            "xaxis": {"type": "category", "nticks": 6, "tickangle": 0},
+            # a young month keeps the width of a whole one, so that its bars do not fill the plot
+            "xaxis": {"type": "category", "nticks": 6, "tickangle": 0, "range": [-0.6, max(len(days), 28) - 0.4]},
             "showlegend": True,
         },
         "table": {
