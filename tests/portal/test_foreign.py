@@ -86,6 +86,7 @@ for base, factory, acts in (
     ("role-binding", _binding, ("detail", "end")),
     ("token", _token, ("detail", "revoke", "rotate")),
     ("notification", _notice, ("detail", "read")),
+    ("webhook", _webhook, ("detail", "test")),
     ("incident", _incident, ("detail", "entries", "acknowledge", "note", "close")),
 ):
     for act in acts:

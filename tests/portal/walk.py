@@ -113,5 +113,6 @@ open_to_all(
     "notify:list",
     "notify:preferences",
     "v1:me",
+    "v1:notification-preferences",
     "v1:month-detail",  # cut to what the person may see: empty here
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.urls import path
 
-from portal.accounts.api import schema, views
+from portal.accounts.api import imports, schema, views
 
 router_entries: list[tuple[str, Any, str]] = [
     ("users", views.UserViewSet, "user"),
@@ -16,5 +16,6 @@ router_entries: list[tuple[str, Any, str]] = [
 ]
 urlpatterns_v1: list[Any] = [
     path("me/", views.MeViewSet.as_view({"get": "list", "patch": "partial_update"}), name="me"),
+    path("imports/<str:kind>/", imports.ImportViewSet.as_view({"post": "create"}), name="import"),
 ]
 __all__ = ["router_entries", "schema", "urlpatterns_v1"]

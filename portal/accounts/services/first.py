@@ -41,7 +41,8 @@ def first_admin_create(*, username: str = "admin", password: str = "") -> FirstS
             password=value,
             must_change_password=True,
         )
-        User.objects.filter(pk=user.pk).update(is_staff=True, is_superuser=True)
+        # no language yet: the first one who signs in is met in the browser's
+        User.objects.filter(pk=user.pk).update(is_staff=True, is_superuser=True, language="")
         role_grant(acting_user=acting, user=user, role=Role.POOL_ADMIN)
     return FirstSignIn(user.username, value, created=True)
 

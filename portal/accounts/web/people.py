@@ -94,11 +94,19 @@ def person_new(request: HttpRequest, policy: Policy) -> HttpResponse:
         except DomainError as error:
             take_errors(form, error)
         else:
-            return render(
-                request, "accounts/password_once.html", {"person": user, "password": password, "made": True}
-            )
+            return _password_once(request, user, password, made=True)
     status = 400 if form.is_bound else 200
     return render(request, "accounts/person_new.html", {"form": form}, status=status)
+
+
+@sensitive_variables("password")
+def _password_once(request: HttpRequest, user: User, password: str, *, made: bool) -> HttpResponse:
+    """The only page that shows a temporary password; nothing keeps it."""
+    response = render(
+        request, "accounts/password_once.html", {"person": user, "password": password, "made": made}
+    )
+    response["Cache-Control"] = "no-store"
+    return response
 
 
 def _forms(request: HttpRequest, person: User, policy: Policy, act: str) -> dict[str, Any]:
@@ -106,6 +114,7 @@ def _forms(request: HttpRequest, person: User, policy: Policy, act: str) -> dict
     data: Any = {act: request.POST} if request.method == "POST" else {}
     fields = ("display_name", "email", "system_account", "language")
     start: dict[str, Any] = {name: getattr(person, name) for name in fields}
+    start["language"] = start["language"] or request.LANGUAGE_CODE
     if person.home_department is not None:
         start["home_department"] = person.home_department.code
     return {
@@ -205,7 +214,7 @@ def person_password(request: HttpRequest, policy: Policy, uid: UUID) -> HttpResp
     if found is None:
         raise Http404
     user, value = password_reset(acting_user=actor_of(request), user=found)
-    return render(request, "accounts/password_once.html", {"person": user, "password": value, "made": False})
+    return _password_once(request, user, value, made=False)
 
 
 @login_required

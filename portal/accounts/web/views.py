@@ -106,7 +106,7 @@ def profile(request: HttpRequest) -> HttpResponse:
     """``/accounts/profile/``: own language, zone and theme; what the installation knows about oneself."""
     user: User = request.user  # type: ignore[assignment]
     start = {
-        "language": user.language,
+        "language": user.language or request.LANGUAGE_CODE,
         "time_zone": user.time_zone,
         "theme": request.COOKIES.get(THEME_COOKIE, user.theme),
     }

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from portal.notify.api import views
+from django.urls import path
 
-router_entries: list[tuple[str, Any, str]] = [("notifications", views.NotificationViewSet, "notification")]
-urlpatterns_v1: list[Any] = []
+from portal.notify.api import settings_views, views
+
+router_entries: list[tuple[str, Any, str]] = [
+    ("notifications", views.NotificationViewSet, "notification"),
+    ("webhooks", settings_views.WebhookViewSet, "webhook"),
+]
+urlpatterns_v1: list[Any] = [
+    path(
+        "notification-preferences/",
+        settings_views.PreferencesViewSet.as_view({"get": "list", "put": "update"}),
+        name="notification-preferences",
+    ),
+]

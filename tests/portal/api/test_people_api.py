@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from django.core.cache import cache
+from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 
 from portal.accounts.models import ApiToken, Department, RoleBinding, User
@@ -315,3 +316,48 @@ def test_the_schema_is_there_and_its_page_loads_nothing_from_elsewhere(client: C
     assert "unsafe-inline" not in page["Content-Security-Policy"].replace(
         "style-src-attr 'unsafe-inline'", ""
     )
+
+
+def test_imports_by_api_are_dry_by_default() -> None:
+    client = client_of(admin())
+    department("vision")
+
+    def upload(text: str, **more: str) -> Any:
+        file = SimpleUploadedFile("people.csv", text.encode(), content_type="text/csv")
+        return client.post(f"{V1}/imports/people/", {"file": file, **more})
+
+    good = "username,name,department,roles\nlin.yue,林月,vision,researcher\n"
+    dry = upload(good)
+    assert (dry.status_code, dry.json()["dry_run"], dry.json()["created"]) == (200, True, 1)
+    assert not User.objects.filter(username="lin.yue").exists()
+    bad = upload("username,name,department\nlin.yue,林月,nowhere\n", dry_run="false")
+    assert (bad.status_code, bad.json()["code"]) == (400, "table_invalid")
+    assert bad.json()["errors"][0]["pointer"] == "2/department"
+    done = upload(good, dry_run="false").json()
+    assert User.objects.get(username="lin.yue").check_password(done["first_passwords"][0]["password"])
+    assert client.post(f"{V1}/imports/things/", {}).status_code == 404
+    assert client_of(person("x")).post(f"{V1}/imports/people/", {}).status_code == 403
+
+
+def test_webhooks_and_preferences_by_api() -> None:
+    client, user = client_of(admin()), person("x")
+    made = send(client, "post", "/webhooks/", {"name": "hub", "url": "https://hub/x"})
+    assert made.status_code == 201
+    uid = made.json()["uid"]
+    assert len(made.json()["secret"]) == 43
+    assert "secret" not in client.get(f"{V1}/webhooks/{uid}/").json()
+    changed = send(client, "patch", f"/webhooks/{uid}/", {"active": False}, HTTP_IF_MATCH=made["ETag"])
+    assert (changed.json()["active"], changed.json()["url"]) == (False, "https://hub/x")
+    assert send(client, "post", "/webhooks/", {"name": "x", "url": "ftp://x"}).status_code == 400
+    assert (
+        send(client, "post", "/webhooks/", {"name": "x", "url": "https://x", "kinds": ["no"]}).status_code
+        == 400
+    )
+    own = client_of(user)
+    assert own.get(f"{V1}/webhooks/").status_code == 403
+    rows = {r["kind"]: r for r in own.get(f"{V1}/notification-preferences/").json()}
+    assert rows["ops.incident_opened"]["urgent"] is True
+    off = send(own, "put", "/notification-preferences/", {"mail_off": ["accounts.role_granted"]})
+    assert {r["kind"] for r in off.json() if not r["mail"]} == {"accounts.role_granted"}
+    muted = send(own, "put", "/notification-preferences/", {"mail_off": ["ops.incident_opened"]})
+    assert (muted.status_code, muted.json()["code"]) == (400, "cannot_be_muted")
