@@ -240,6 +240,10 @@ def agent(tmp_path: Path, nvml: FakeNvml) -> Iterator[Process]:
         made.process.kill()
         made.process.wait()
     kill_jobs(state)
+    if (
+        state.exists()
+    ):  # where a root agent's jobs worked, as pytest's own folders are closed to other accounts
+        shutil.rmtree(f"/var/tmp/gpupool-work-{state.stat().st_ino}", ignore_errors=True)
 
 
 @pytest.fixture
