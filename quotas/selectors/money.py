@@ -9,7 +9,7 @@ import re
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import date
+from datetime import date, datetime
 from typing import Any
 
 from django.db import connection
@@ -220,16 +220,36 @@ class BookMonth:
     present: bool
 
 
+@dataclass(frozen=True)
+class BookState:
+    """The months there are, and up to which entry (booked when) the ledger reaches."""
+
+    months: list[BookMonth]
+    mark: int
+    marked_at: datetime | None
+
+
 def book_months() -> list[BookMonth]:
-    """Months from the first booked one to the present one, newest first: one query."""
-    present = month_of(now())
+    """Months from the first booked one to the present one, newest first."""
+    return book_state().months
+
+
+def book_state() -> BookState:
+    """Months and mark in one query."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT (SELECT min(booked_month) FROM quotas_ledgerentry), "
-            "ARRAY(SELECT month FROM quotas_ledgermonth WHERE closed_at IS NOT NULL)"
+            "ARRAY(SELECT month FROM quotas_ledgermonth WHERE closed_at IS NOT NULL), l.id, l.booked_at "
+            "FROM (SELECT 1) one LEFT JOIN "
+            "(SELECT id, booked_at FROM quotas_ledgerentry ORDER BY id DESC LIMIT 1) l ON true"
         )
-        first, closed_months = cursor.fetchone()
-    first, closed = first or present, set(closed_months)
+        first, closed, mark, marked_at = cursor.fetchone()
+    return BookState(_months(first, set(closed)), mark or 0, marked_at)
+
+
+def _months(first: date | None, closed: set[date]) -> list[BookMonth]:
+    present = month_of(now())
+    first = first or present
     months: list[BookMonth] = []
     year, number = present.year, present.month
     while (current := date(year, number, 1)) >= min(first, present) and len(months) < 120:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta
 from typing import Any
 
-from django.db.models import Count, Q, Sum
+from django.db.models import BigIntegerField, Case, Count, F, Q, Sum, Value, When
 
 from portal.accounts.models import User
 from portal.accounts.policy import Policy
@@ -113,10 +113,12 @@ def month_report(policy: Policy, chosen: LineFilter, by: str) -> MonthReport:
     start, end = month_bounds(month.year, month.month, zone)
     until = min(now(), end)
     column = KEYS[by]
+    groups, fold, key = _grouping(policy, chosen, by)
     grouped = (
         lines.booked()
         .order_by()
-        .values(column, "local_day")
+        .annotate(key=key)
+        .values_list("key", "local_day")
         .annotate(
             ms=Sum("gpu_ms"),
             micro=Sum("amount_micro"),
@@ -126,7 +128,6 @@ def month_report(policy: Policy, chosen: LineFilter, by: str) -> MonthReport:
             corrections=Count("pk", filter=CORRECTION),
         )
     )
-    groups, fold = _grouping(policy, chosen, by)
     days = _days(month, until)
     wanted = set(days)
     report = MonthReport(
@@ -148,17 +149,19 @@ def month_report(policy: Policy, chosen: LineFilter, by: str) -> MonthReport:
     )
 
     def count(key: Hashable, day: date, ms: int, micro: int, n: int) -> None:
-        groups[fold(key)].total.add(ms, micro, n)
-        report.total.add(ms, micro, n)
-        (report.by_day[fold(key)][day] if day in wanted else report.outside).add(ms, micro, n)
+        groups[key].total.add(ms, micro, n)
+        (report.by_day[key][day] if day in wanted else report.outside).add(ms, micro, n)
 
-    for row in grouped:
-        count(row[column], row["local_day"], row["ms"], row["micro"], row["n"])
-        report.corrections.add(row["corrected_ms"], row["corrected_micro"], row["corrections"])
+    for key_, day, ms, micro, n, corrected_ms, corrected_micro, corrections in grouped:
+        count(key_, day, ms, micro, n)
+        if corrections:
+            report.corrections.add(corrected_ms, corrected_micro, corrections)
     for line in lines.running():
-        count(getattr(line, column), line.local_day, line.gpu_ms, line.amount_micro, 1)
+        count(fold(getattr(line, column)), line.local_day, line.gpu_ms, line.amount_micro, 1)
         report.running.add(line.gpu_ms, line.amount_micro)
-    _compare(policy, report, groups, fold, column)
+    for group in groups.values():
+        report.total.add(group.total.gpu_ms, group.total.amount_micro, group.total.lines)
+    _compare(policy, report, groups, key, by_day=by == "department")
     report.groups = sorted(
         (g for g in groups.values() if g.total.lines or g.before_micro),
         key=lambda g: (-g.total.amount_micro, -g.total.gpu_ms, g.label),
@@ -177,36 +180,39 @@ def _days(month: date, until: datetime) -> list[date]:
     )
 
 
-def _compare(
-    policy: Policy, report: MonthReport, groups: Any, fold: Callable[[Hashable], Hashable], column: str
-) -> None:
-    """Money of the month before, for a running month only up to the same day and time of it."""
+def _compare(policy: Policy, report: MonthReport, groups: _Groups, key: Any, *, by_day: bool) -> None:
+    """Money of the month before, for a running month only up to the same day and time of it: whole days, and
+    of the last day the share of it that has passed. `by_day` also fills `before_by_day`.
+    """
     assert report.filter.month is not None
     before = previous_month(report.filter.month)
-    query = Lines(policy, replace(report.filter, month=before)).booked().order_by()
-    start, end = month_bounds(before.year, before.month, billing_zone())
-    whole = not report.so_far
-    if not whole:
-        # The same number of whole days; the day itself is cut by the share of it that has passed.
-        local = report.until.astimezone(billing_zone())
-        day = min(local.day, (end - timedelta(hours=1)).astimezone(billing_zone()).day)
-        cut_day = before.replace(day=day)
-        first, last = day_bounds(local.date(), billing_zone())
-        passed, length = (report.until - first) // MS, (last - first) // MS
-    for row in query.values(column, *(() if whole else ("local_day",))).annotate(
-        ms=Sum("gpu_ms"), micro=Sum("amount_micro"), n=Count("pk")
+    _start, end = month_bounds(before.year, before.month, billing_zone())
+    local = report.until.astimezone(billing_zone())
+    last_day = (end - timedelta(hours=1)).astimezone(billing_zone()).day
+    cut_day = before.replace(day=min(local.day, last_day)) if report.so_far else date.max
+    first, last = day_bounds(local.date(), billing_zone())
+    passed, length = (report.until - first) // MS, (last - first) // MS
+    earlier, that_day = Q(local_day__lt=cut_day), Q(local_day=cut_day)
+    query = Lines(policy, replace(report.filter, month=before)).booked().order_by().annotate(key=key)
+    for row in query.values_list("key", *(("local_day",) if by_day else ())).annotate(
+        ms=Sum("gpu_ms", filter=earlier, default=0),
+        micro=Sum("amount_micro", filter=earlier, default=0),
+        n=Count("pk"),
+        day_ms=Sum("gpu_ms", filter=that_day, default=0),
+        day_micro=Sum("amount_micro", filter=that_day, default=0),
+        all_ms=Sum("gpu_ms"),
+        all_micro=Sum("amount_micro"),
     ):
-        ms, micro = row["ms"], row["micro"]
-        report.before_whole.add(ms, micro, row["n"])
-        if not whole:
-            report.before_by_day[row["local_day"]] += micro
-        if not whole and row["local_day"] > cut_day:
-            continue
-        if not whole and row["local_day"] == cut_day:
-            ms, micro = ms * passed // length, micro * passed // length
-        group = groups[fold(row[column])]
-        group.before_micro = (group.before_micro or 0) + micro
-        report.before.add(ms, micro, row["n"])
+        ms, micro, n, day_ms, day_micro, all_ms, all_micro = row[-7:]
+        report.before_whole.add(all_ms, all_micro, n)
+        if by_day:
+            report.before_by_day[row[1]] += all_micro
+        ms += day_ms * passed // length
+        micro += day_micro * passed // length
+        if ms or micro or not report.so_far:
+            group = groups[row[0]]
+            group.before_micro = (group.before_micro or 0) + micro
+            report.before.add(ms, micro, n)
 
 
 class _Groups(dict[Hashable, Group]):
@@ -221,15 +227,21 @@ class _Groups(dict[Hashable, Group]):
         return self[key]
 
 
-def _grouping(policy: Policy, chosen: LineFilter, by: str) -> tuple[_Groups, Callable[[Hashable], Hashable]]:
+Fold = Callable[[Hashable], Hashable]
+
+
+def _grouping(policy: Policy, chosen: LineFilter, by: str) -> tuple[_Groups, Fold, Any]:
+    """Groups, how a line's column becomes a key in memory, and the same for the database."""
     if by == "department":
         return _departments(policy, chosen)
     if by == "flavour":
         flavours = GpuFlavour.objects.in_bulk()
-        return _Groups(lambda k: Group(k, flavours[k].name, {"flavour": flavours[k].code})), lambda k: k
-    if by == "site":
-        return _Groups(lambda k: Group(k, str(k), {"site": str(k)})), lambda k: k
-    return _Groups(lambda k: Group(k, str(k), {})), lambda k: k
+        groups = _Groups(lambda k: Group(k, flavours[k].name, {"flavour": flavours[k].code}))
+    elif by == "site":
+        groups = _Groups(lambda k: Group(k, str(k), {"site": str(k)}))
+    else:
+        groups = _Groups(lambda k: Group(k, str(k), {}))
+    return groups, lambda k: k, F(KEYS[by])
 
 
 def _seen(policy: Policy, departments: list[int]) -> list[int]:
@@ -240,7 +252,7 @@ def _seen(policy: Policy, departments: list[int]) -> list[int]:
     return [pk for pk in departments if seen & set(policy.tree.subtree(pk))]
 
 
-def _departments(policy: Policy, chosen: LineFilter) -> tuple[_Groups, Callable[[Hashable], Hashable]]:
+def _departments(policy: Policy, chosen: LineFilter) -> tuple[_Groups, Fold, Any]:
     """The children of the chosen department (or of the topmost level with more than one), each with its
     subtree; what stands on the parent itself is a row of its own.
     """
@@ -268,7 +280,10 @@ def _departments(policy: Policy, chosen: LineFilter) -> tuple[_Groups, Callable[
             children=not own and bool(tree.children.get(key)),
         )
 
-    return _Groups(make), lambda k: owner.get(k, k) if isinstance(k, int) else k
+    column = KEYS["department"]
+    branches = [When(**{f"{column}__in": tree.subtree(head)}, then=Value(head)) for head in heads]
+    key = Case(*branches, default=F(column), output_field=BigIntegerField()) if branches else F(column)
+    return _Groups(make), lambda k: owner.get(k, k) if isinstance(k, int) else k, key
 
 
 def _name_users(groups: Iterable[Group]) -> None:

@@ -146,7 +146,7 @@ def _allocations(
                     started_at=allocation.started_at, ended_at=end, accrued_to=end or allocation.started_at,
                 )
             )  # fmt: skip
-        kinds = ("reserved", "running", "ended")
+        kinds = ("running",)
         events += [
             AllocationEvent(allocation=allocation, at=allocation.started_at, kind=k, actor_name="agent")
             for k in kinds
@@ -155,7 +155,7 @@ def _allocations(
             RequestEvent(
                 request_id=allocation.request_id, at=allocation.started_at, kind=k, actor_name="scheduler"
             )
-            for k in ("submitted", "queued", "allocated", "started")
+            for k in ("submitted", "allocated")
         ]
     _bulk(AllocationMember, members)
     leases = _bulk(Lease, leases)
@@ -220,7 +220,7 @@ def _audit(now: datetime, requests: list[Any], departments: list[Any]) -> None:
             department_id=request.department_id,
         )
         for request in requests
-        for action in ("request.submitted", "request.allocated", "allocation.reserved", "request.ended")
+        for action in ("request.submitted", "request.allocated")
     ]
     _bulk(AuditEvent, rows)
 

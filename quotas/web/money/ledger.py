@@ -7,7 +7,7 @@ from typing import Any
 
 from django import forms
 from django.core.paginator import Paginator
-from django.db.models import Sum
+from django.db.models import Count, Sum
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import render
 from django.urls import reverse
@@ -34,8 +34,12 @@ def ledger(request: HttpRequest) -> HttpResponse:
     policy = policy_of_request(request)
     lines = lines_of(request)
     booked = lines.booked()
-    totals = booked.order_by().aggregate(ms=Sum("gpu_ms", default=0), micro=Sum("amount_micro", default=0))
-    page = Paginator(booked.select_related("span__request"), 50).get_page(request.GET.get("page"))
+    totals = booked.order_by().aggregate(
+        ms=Sum("gpu_ms", default=0), micro=Sum("amount_micro", default=0), n=Count("pk")
+    )
+    paginator = Paginator(booked.select_related("span__request"), 50)
+    paginator.__dict__["count"] = totals["n"]  # counted with the sums: no second look
+    page = paginator.get_page(request.GET.get("page"))
     running = lines.running()
     context = {
         "page": page,

@@ -15,7 +15,7 @@ from portal.kernel.csv_export import csv_response, machine_csv, people_csv
 from portal.kernel.errors import Invalid
 from portal.kernel.units import MICRO, MS_PER_HOUR
 from quotas.selectors.billing_time import billing_zone, month_of
-from quotas.selectors.money import Lines, book_months
+from quotas.selectors.money import Lines, book_state
 from quotas.selectors.month_report import GROUPINGS, MonthReport, ledger_mark, month_report
 from quotas.web.money import files
 from quotas.web.money.common import DEFINITIONS, about, filter_chips, lines_of, policy_of_request, signed_in
@@ -40,8 +40,8 @@ def month(request: HttpRequest) -> HttpResponse:
     lines = lines_of(request, month=month_of(now()))
     by = grouping(request)
     report = month_report(policy, lines.filter, by)
-    mark, marked_at = ledger_mark()
-    months = book_months()
+    books = book_state()
+    months = books.months
     context = {
         "report": report,
         "by": by,
@@ -57,8 +57,8 @@ def month(request: HttpRequest) -> HttpResponse:
         "figure": chart(report),
         "definitions": DEFINITIONS,
         "zone": billing_zone().key,
-        "mark": mark,
-        "marked_at": marked_at,
+        "mark": books.mark,
+        "marked_at": books.marked_at,
         "only_own": not policy.reads_money,
         "may_close": policy.keeps_books,
         "page": Paginator(report.groups, 50).get_page(request.GET.get("page")),
@@ -124,7 +124,12 @@ def chart(report: MonthReport) -> dict[str, Any]:
             "barmode": "stack",
             "bargap": 0.15,
             # a young month keeps the width of a whole one, so that its bars do not fill the plot
-            "xaxis": {"type": "category", "nticks": 6, "tickangle": 0, "range": [-0.6, max(len(days), 28) - 0.4]},
+            "xaxis": {
+                "type": "category",
+                "nticks": 6,
+                "tickangle": 0,
+                "range": [-0.6, max(len(days), 28) - 0.4],
+            },
             "showlegend": True,
         },
         "table": {
