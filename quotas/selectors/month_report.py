@@ -125,7 +125,7 @@ def month_report(policy: Policy, chosen: LineFilter, by: str) -> MonthReport:
             n=Count("pk"),
             corrected_ms=Sum("gpu_ms", filter=CORRECTION, default=0),
             corrected_micro=Sum("amount_micro", filter=CORRECTION, default=0),
-            corrections=Count("pk", filter=CORRECTION),
+            corrected=Count("pk", filter=CORRECTION),
         )
     )
     days = _days(month, until)
@@ -152,10 +152,10 @@ def month_report(policy: Policy, chosen: LineFilter, by: str) -> MonthReport:
         groups[key].total.add(ms, micro, n)
         (report.by_day[key][day] if day in wanted else report.outside).add(ms, micro, n)
 
-    for key_, day, ms, micro, n, corrected_ms, corrected_micro, corrections in grouped:
+    for key_, day, ms, micro, n, corrected_ms, corrected_micro, corrected in grouped:
         count(key_, day, ms, micro, n)
-        if corrections:
-            report.corrections.add(corrected_ms, corrected_micro, corrections)
+        if corrected:
+            report.corrections.add(corrected_ms, corrected_micro, corrected)
     for line in lines.running():
         count(fold(getattr(line, column)), line.local_day, line.gpu_ms, line.amount_micro, 1)
         report.running.add(line.gpu_ms, line.amount_micro)
