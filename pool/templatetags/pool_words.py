@@ -8,7 +8,8 @@ from django import template
 from django.utils.translation import gettext as _
 from django.utils.translation import pgettext
 
-from pool.models import Allocation, AllocationEvent, ReclaimCase
+from pool.models import Allocation, AllocationEvent, QueueEntry, ReclaimCase
+from pool.web.reasons import explain
 from portal.ops.kinds import kind_of
 
 register = template.Library()
@@ -96,3 +97,9 @@ def actor_words(name: str) -> str:
         "system": pgettext("actor", "The installation"),
     }
     return table.get(name, name)
+
+
+@register.filter
+def wait_words(entry: QueueEntry) -> str:
+    """Why a request waits, in one sentence."""
+    return explain(entry.reason, entry.figures).headline

@@ -127,7 +127,7 @@ class Wall {
     const spans = section.querySelectorAll('header > span');
     spans[0].textContent = fill(nodes.length === 1 ? this.words.node_of : this.words.nodes_of, { nodes: this.number.format(nodes.length), per: most });
     const box = section.querySelector('.wall__nodes');
-    box.style.setProperty('--node-w', most > 4 ? '21.75rem' : '10.75rem');
+    box.style.setProperty('--node-w', most > 4 ? '21.75rem' : '12rem');
     for (const node of nodes) box.append(this.nodeArticle(node, most));
     this.sets.push({ nodes, spans });
     return section;
