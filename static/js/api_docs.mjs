@@ -26,3 +26,12 @@ window.SwaggerUIBundle({
     return request;
   },
 });
+
+/** Its heads skip a level of the page's outline. */
+function outline() {
+  for (const el of place.querySelectorAll('.opblock-tag:not([aria-level])')) {
+    el.setAttribute('role', 'heading');
+    el.setAttribute('aria-level', '2');
+  }
+}
+new MutationObserver(outline).observe(place, { childList: true, subtree: true });
