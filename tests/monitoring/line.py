@@ -24,11 +24,11 @@ class Line(ApplicationCommunicator):
 
     async def connect(self) -> bool:
         await self.send_input({"type": "websocket.connect"})
-        return bool((await self.receive_output(3))["type"] == "websocket.accept")
+        return bool((await self.receive_output(15))["type"] == "websocket.accept")
 
     async def disconnect(self) -> None:
         await self.send_input({"type": "websocket.disconnect", "code": 1000})
-        await self.wait(3)
+        await self.wait(15)
 
     async def receive(self, timeout: float = 3) -> str | bytes:
         got = await self.receive_output(timeout)

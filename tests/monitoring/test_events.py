@@ -136,3 +136,13 @@ def test_unknown_nodes_and_kinds_are_left_alone() -> None:
 def test_the_catalogue_is_whole() -> None:
     catalogue = xid_catalogue()
     assert len(catalogue) == 172 and all(entry["meaning"] and entry["effect"] for entry in catalogue.values())
+
+
+def test_monitoring_hears_of_leases_nodes_and_cards() -> None:
+    for topic in (
+        "pool.allocation_started",
+        "pool.allocation_ended",
+        "pool.node_state",
+        "pool.gpu_condition",
+    ):
+        assert any(handler.startswith("monitoring.services.pokes.") for handler in subscribers(topic)), topic
