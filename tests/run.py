@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 SHARED = ROOT.parent / "shared"
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
-STEP_LIMIT_SECONDS = 20 * 60
+STEP_LIMIT_SECONDS = 40 * 60
 # (what to look for, Debian package)
 SYSTEM_PARTS = (
     ("chromium", "chromium"),
