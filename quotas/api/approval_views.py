@@ -21,8 +21,7 @@ from portal.kernel.errors import Invalid
 from quotas.api import serializers as s
 from quotas.api.request_views import body
 from quotas.models import ApprovalPolicy, ApprovalStep, Delegation, UserLimit
-from quotas.selectors.approvals import open_rows, open_steps, visible_steps
-from quotas.selectors.approvers import Deciders
+from quotas.selectors.approvals import light_rows, open_steps, visible_steps
 from quotas.services.approval_policy import policy_default_ensure, policy_publish
 from quotas.services.approvals import step_decide, steps_approve
 from quotas.services.delegations import delegation_create, delegation_revoke
@@ -56,8 +55,10 @@ class ApprovalViewSet(mixins.RetrieveModelMixin, ApiViewSet):
         if queue == "all":
             rows: Any = self.get_queryset().filter(state=state) if state else open_steps(self.policy)
         else:
-            found = open_rows(self.policy, Deciders.load(self.policy.tree), open_steps(self.policy)[:2000])
-            rows = [r.step for r in found if (r.mine if queue == "mine" else r.may.ok)]
+            light = light_rows(self.policy)
+            rows = self.get_queryset().filter(
+                pk__in=[r.pk for r in light if (r.mine if queue == "mine" else r.may.ok)]
+            )
         page = self.paginate_queryset(rows)
         return self.get_paginated_response(s.StepSerializer(page, many=True).data)
 

@@ -30,16 +30,22 @@ class QueueRow:
     first: list[str]
 
 
+def _seen_by(policy: Policy) -> Q:
+    scope = policy.reads | decides_scope(policy)
+    if scope.everything:
+        return Q()
+    return (
+        scope.q("request__department_id")
+        | scope.q("quota_change__department_id")
+        | scope.q("quota_change__lender_id")
+        | Q(requester=policy.user)
+    )
+
+
 def visible_steps(policy: Policy) -> QuerySet[ApprovalStep]:
     """Steps of requests and changes that the person reads, decides, or made."""
-    scope = policy.reads | decides_scope(policy)
     return (
-        ApprovalStep.objects.filter(
-            scope.q("request__department_id")
-            | scope.q("quota_change__department_id")
-            | scope.q("quota_change__lender_id")
-            | Q(requester=policy.user)
-        )
+        ApprovalStep.objects.filter(_seen_by(policy))
         .select_related(
             "department",
             "requester",
@@ -87,13 +93,68 @@ def open_steps(policy: Policy) -> QuerySet[ApprovalStep]:
     return visible_steps(policy).filter(state=State.OPEN)
 
 
-def page_rows(policy: Policy) -> list[QueueRow]:
-    """All open steps that the person sees (the ``MOST`` that are due first), read once per page."""
-    kept: list[QueueRow] | None = getattr(policy, "kept_open_rows", None)
-    if kept is None:
-        steps = list(open_steps(policy)[:MOST])
-        kept = open_rows(policy, Deciders.of_page(policy), steps) if steps else []
-        policy.kept_open_rows = kept  # type: ignore[attr-defined]
+@dataclass(frozen=True, slots=True)
+class LightRow:
+    """What the tabs of the queue need of an open step. ``state`` is that of the request (or change)."""
+
+    pk: int
+    is_change: bool
+    state: str
+    mine: bool
+    may: May
+
+
+COLUMNS = (
+    "pk",
+    "role",
+    "department_id",
+    "requester_id",
+    "request__last_editor_id",
+    "request__department_id",
+    "request__state",
+    "quota_change__last_editor_id",
+    "quota_change__department_id",
+    "quota_change__state",
+)
+
+
+def light_rows(policy: Policy) -> list[LightRow]:
+    """All open steps that the person sees (the ``MOST`` that are due first), without their texts; once per
+    page.
+    """
+    kept: list[LightRow] | None = getattr(policy, "kept_light_rows", None)
+    if kept is not None:
+        return kept
+    rows = list(
+        ApprovalStep.objects.filter(_seen_by(policy), state=State.OPEN)
+        .order_by("due_at", "id")
+        .values_list(*COLUMNS)[:MOST]
+    )
+    deciders = Deciders.of_page(policy) if rows else None
+    user_id, kept = policy.user.pk, []
+    for (
+        pk,
+        role,
+        place,
+        requester_id,
+        editor,
+        where,
+        state,
+        change_editor,
+        change_where,
+        change_state,
+    ) in rows:
+        assert deciders is not None
+        step = ApprovalStep(role=role, department_id=place)
+        is_change = where is None
+        subject = CapacityRequest(
+            requester_id=requester_id,
+            last_editor_id=change_editor if is_change else editor,
+            department_id=change_where if is_change else where,
+        )
+        mine, may = deciders.is_mine(user_id, step, subject), deciders.may(user_id, step, subject)
+        kept.append(LightRow(pk, is_change, change_state if is_change else state, mine, may))
+    policy.kept_light_rows = kept  # type: ignore[attr-defined]
     return kept
 
 
@@ -101,7 +162,7 @@ def waiting_for(user_id: int, policy: Policy) -> int:
     """How many open steps wait for this person: the figure beside the navigation entry."""
     if not (policy.has(Role.LEAD, Role.POOL_ADMIN, Role.FINANCE) or decides_scope(policy)):
         return 0
-    return sum(1 for row in page_rows(policy) if row.mine and row.subject.state == "in_approval")
+    return sum(1 for row in light_rows(policy) if row.mine and row.state == "in_approval")
 
 
 def decided_steps(policy: Policy) -> QuerySet[ApprovalStep]:

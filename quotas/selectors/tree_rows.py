@@ -21,14 +21,19 @@ from quotas.selectors.grants import GrantNumbers, SumCheck, sum_checks
 from quotas.selectors.requests import QuotaBar, lent_now, quota_bar
 from quotas.selectors.trees import INSTALLATION, build_tree, parents_in, quota_trees
 
+ALL_ROWS = 40
+
 
 @dataclass(slots=True)
 class TreeRow:
-    """One department: its bar, numbers, and asks in the queue. ``to_limit`` None = unlimited."""
+    """One department: its bar, numbers, and asks in the queue. ``to_limit`` None = unlimited; ``is_open``:
+    its children are among the rows.
+    """
 
     department: Department
     depth: int
     has_children: bool
+    is_open: bool
     granted: bool
     bar: QuotaBar
     numbers: GrantNumbers
@@ -80,10 +85,31 @@ def tree_of(flavour: GpuFlavour, departments: DepartmentTree) -> QuotaTree:
     return quota_trees([flavour.pk], parents_in(departments))[flavour.pk]
 
 
+def shown_departments(departments: DepartmentTree, scope: Scope, chosen: int | None) -> set[int] | None:
+    """Which rows of a large tree are shown: the top levels, and what lies around the chosen department. None:
+    all of them, as in any tree of up to ``ALL_ROWS``.
+    """
+    seen = [pk for pk in departments.rows if pk in scope]
+    if len(seen) <= ALL_ROWS:
+        return None
+    opened: set[int | None] = {None}
+    level: list[int] = list(departments.children.get(None, []))
+    while len(level) == 1:  # one organisation on top is always open
+        opened.add(level[0])
+        level = list(departments.children.get(level[0], []))
+    if chosen is not None:
+        opened |= set(departments.ancestors(chosen))
+    return {pk for pk in seen if departments.rows[pk].parent_id in opened}
+
+
 def tree_rows(
-    flavour: GpuFlavour, tree: QuotaTree, departments: DepartmentTree, scope: Scope
+    flavour: GpuFlavour,
+    tree: QuotaTree,
+    departments: DepartmentTree,
+    scope: Scope,
+    shown: set[int] | None = None,
 ) -> list[TreeRow]:
-    """Rows depth first; departments that are closed and use nothing are left out."""
+    """Rows depth first; departments that are closed and use nothing are left out. ``shown`` None: all."""
     lent = lent_now(tree)
     asks: dict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
     waiting = (
@@ -97,7 +123,9 @@ def tree_rows(
             asks[above] = (asks[above][0] + n, asks[above][1] + milli)
     out: list[TreeRow] = []
     for depth, department in departments.ordered():
-        if department.pk not in scope or (not department.is_open and not tree.counters[department.pk].total):
+        if department.pk not in scope or (shown is not None and department.pk not in shown):
+            continue
+        if not department.is_open and not tree.counters[department.pk].total:
             continue
         node = tree.nodes[department.pk]
         bar = quota_bar(tree, flavour, department.pk, lent.get(department.pk, 0))
@@ -107,6 +135,7 @@ def tree_rows(
                 department,
                 depth,
                 any(child in scope for child in departments.children.get(department.pk, [])),
+                shown is None or any(child in shown for child in departments.children.get(department.pk, [])),
                 node.own is None,
                 bar,
                 GrantNumbers(bar.guaranteed, node.borrow_limit, node.lend_limit, node.hard_cap, node.weight),

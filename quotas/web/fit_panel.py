@@ -164,7 +164,7 @@ def _steps(verdict: Verdict, cleaned: Mapping[str, Any], policy: Policy, user: A
         else:
             people = deciders.holders(want.role, department_id=cleaned["department"].pk, barred=barred)
         names = deciders.names_of(people)
-        shown = ", ".join(names[:2]) + (_(" or %(n)s more") % {"n": len(names) - 2} if len(names) > 2 else "")
+        shown = present.listed(names[:2]) + (_(" or %(n)s more") % {"n": len(names) - 2} if len(names) > 2 else "")
         out.append(
             {"who": shown, "role": role_word(want.role), "rule": want.rule, "hours": want.timeout_hours}
         )
@@ -230,7 +230,7 @@ def _table(values: Mapping[str, Any], offered: list[GpuFlavour]) -> list[dict[st
         "model": _("other model"),
     }
     return [
-        {"name": f.name, "why": ", ".join(words[code] for code in unmet(f, need))}
+        {"name": f.name, "why": present.listed(words[code] for code in unmet(f, need))}
         for f in offered
         if unmet(f, need)
     ][:12]

@@ -28,6 +28,11 @@ def role_word(role: str) -> str:
     return {"lead": _("lead"), "pool_admin": _("administrator"), "finance": _("finance")}.get(role, role)
 
 
+def listed(parts: Iterable[str]) -> str:
+    """Words in a row, in the reader's punctuation."""
+    return pgettext("list", ", ").join(part for part in parts if part)
+
+
 def title_of(request: CapacityRequest, names: Mapping[str, str] | None = None) -> str:
     """``8 × H800 80GB``."""
     return amount_text(AskShape.of(request), flavour_text(request, names))
@@ -36,7 +41,7 @@ def title_of(request: CapacityRequest, names: Mapping[str, str] | None = None) -
 def sub_of(request: CapacityRequest) -> str:
     """``1 node × 8, 24 h, training``."""
     parts = [place_text(AskShape.of(request)), hours(request.duration_s), class_word(request.work_class)]
-    return ", ".join(part for part in parts if part)
+    return listed(parts)
 
 
 def class_word(work_class: str) -> str:
@@ -138,7 +143,7 @@ def who_decides(step: ApprovalStep, subject: CapacityRequest | QuotaChange, deci
     if deciders is not None:
         names = deciders.names_of(deciders.primary(step, subject))
         if names:
-            shown = ", ".join(names[:2])
+            shown = listed(names[:2])
             return (
                 shown
                 if len(names) <= 2
@@ -352,13 +357,13 @@ def value_word(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return _("yes") if value else _("no")
     if isinstance(value, list):
-        return ", ".join(str(v) for v in value)
+        return listed(str(v) for v in value)
     return "–" if value in (None, "") else str(value)[:80]
 
 
 def change_words(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """``duration 48 h → 24 h, nodes 2 → 1``."""
-    return ", ".join(
+    return listed(
         f"{field_word(name)} {value_word(name, before.get(name))} → {value_word(name, after[name])}"
         for name in after
     )

@@ -8,7 +8,7 @@ from typing import Any
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.core.paginator import Paginator
-from django.db.models import Q
+from django.db.models import Q, Sum
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import render
 from django.urls import reverse
@@ -20,7 +20,15 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from portal.kernel.errors import DomainError
 from portal.ops.actor import actor_of
 from quotas.models import ApprovalStep, CapacityRequest, QuotaChange
-from quotas.selectors.approvals import QueueRow, decided_steps, page_rows, subject_of, visible_steps
+from quotas.selectors.approvals import (
+    LightRow,
+    QueueRow,
+    decided_steps,
+    light_rows,
+    open_rows,
+    subject_of,
+    visible_steps,
+)
 from quotas.selectors.approvers import Deciders
 from quotas.selectors.requests import (
     flavour_names,
@@ -64,22 +72,16 @@ def _queue(request: HttpRequest, chosen: ApprovalStep | None = None) -> dict[str
     tab = request.GET.get("q", "mine")
     tab = tab if tab in TABS else "mine"
     text, flavour = request.GET.get("s", "").strip(), request.GET.get("flavour", "")
-    everything = page_rows(policy)
-    tabs: dict[str, list[QueueRow]] = {
-        "mine": [
-            r
-            for r in everything
-            if r.mine and r.subject.state == "in_approval" and r.step.request is not None
-        ],
-        "team": [
-            r for r in everything if (r.may.ok or r.may.why == "self_approval") and r.step.request is not None
-        ],
-        "all": [r for r in everything if r.step.request is not None],
-        "quota": [r for r in everything if r.step.quota_change is not None],
+    light = light_rows(policy)
+    tabs: dict[str, list[LightRow]] = {
+        "mine": [r for r in light if r.mine and r.state == "in_approval" and not r.is_change],
+        "team": [r for r in light if (r.may.ok or r.may.why == "self_approval") and not r.is_change],
+        "all": [r for r in light if not r.is_change],
+        "quota": [r for r in light if r.is_change],
     }
     context: dict[str, Any] = {
         "tab": tab,
-        "tabs": _tabs(tab, tabs, chosen is not None),
+        "tabs": _tabs(tab, tabs),
         "s": text,
         "flavour": flavour,
         "flavours": flavour_names(),
@@ -93,16 +95,23 @@ def _queue(request: HttpRequest, chosen: ApprovalStep | None = None) -> dict[str
         decided = Paginator(rows, PAGE).get_page(request.GET.get("page"))
         context["done"] = [_done_row(step, context["flavours"]) for step in decided]
         return {**context, "page": decided}
-    found = [r for r in tabs[tab] if _matches(r, text, flavour)]
-    page = Paginator(found, PAGE if chosen is None else PAGE // 2).get_page(request.GET.get("page"))
-    context["rows"] = _rows(list(page), context["flavours"], bars=chosen is None)
-    context["cost"] = sum(
-        r.subject.cost_at_most_micro or 0 for r in found if isinstance(r.subject, CapacityRequest)
-    )
+    steps = visible_steps(policy).filter(pk__in=[r.pk for r in tabs[tab]])
+    if text:
+        steps = steps.filter(_text_query(text))
+    if flavour:
+        steps = steps.filter(Q(request__flavour__code=flavour) | Q(quota_change__flavour__code=flavour))
+    paginator = Paginator(steps, PAGE if chosen is None else PAGE // 2)
+    if not (text or flavour):
+        paginator.count = len(tabs[tab])  # type: ignore[misc]  # known already
+    page = paginator.get_page(request.GET.get("page"))
+    found = open_rows(policy, Deciders.of_page(policy), page)
+    context["rows"] = _rows(found, context["flavours"], bars=chosen is None)
+    if chosen is None:
+        context["cost"] = steps.order_by().aggregate(n=Sum("request__cost_at_most_micro"))["n"]
     return {**context, "page": page}
 
 
-def _tabs(tab: str, rows: dict[str, list[QueueRow]], inside: bool) -> list[dict[str, Any]]:
+def _tabs(tab: str, rows: dict[str, list[LightRow]]) -> list[dict[str, Any]]:
     words = {
         "mine": _("Mine"),
         "team": _("Team"),
@@ -127,16 +136,6 @@ def _text_query(text: str) -> Q:
     query |= Q(request__department__name__icontains=text) | Q(quota_change__department__name__icontains=text)
     number = text.upper().removeprefix("R-").removeprefix("Q-")
     return query | Q(request_id=int(number[:18])) if number.isdigit() else query
-
-
-def _matches(row: QueueRow, text: str, flavour: str) -> bool:
-    subject = row.subject
-    if flavour and (subject.flavour is None or subject.flavour.code != flavour):
-        return False
-    words = (
-        f"{ref_of(subject)} {subject.requester.get_full_name()} {subject.department.name} {subject.purpose}"
-    )
-    return text.lower() in words.lower()
 
 
 def ref_of(subject: CapacityRequest | QuotaChange) -> str:

@@ -110,7 +110,7 @@ def _row(n: int, rule: Rule, matched: tuple[str, ...], hits: Mapping[str, int]) 
     elif not rule.steps:
         then = pgettext("approval", "nobody")
     else:
-        then = ", ".join(f"{roles[s.role]}, {s.timeout_hours} {_('h')}" for s in rule.steps)
+        then = present.listed(f"{roles[s.role]}, {s.timeout_hours} {_('h')}" for s in rule.steps)
         then = then if rule.kind == "first" else f"+ {then}"
     return {
         "n": n,

@@ -67,7 +67,7 @@ def _column(asked: CapacityRequest, changed: dict[str, Any]) -> list[str]:
     if option is None:
         return ["–"] * 4
     plan = verdict.plan
-    steps = ", ".join(role_word(ROLES[s.role]) for s in plan.steps) if plan is not None else ""
+    steps = present.listed(role_word(ROLES[s.role]) for s in plan.steps) if plan is not None else ""
     if plan is not None and plan.outcome == "refused":
         steps = _("refused by the policy")
     return [
