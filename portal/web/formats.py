@@ -31,6 +31,11 @@ def is_chinese() -> bool:
     return (translation.get_language() or "").startswith("zh")
 
 
+def comma() -> str:
+    """What stands between two words of a list: full-width in Chinese."""
+    return "，" if is_chinese() else ", "
+
+
 def number(value: Any, places: int | None = None) -> str:
     """``1234.5`` → ``1,234.5``. ``places`` fixes the decimals; without it an integer stays one and
     trailing zeros go. A negative takes a real minus sign."""

@@ -20,6 +20,7 @@ from quotas.selectors.trees import INSTALLATION
 from quotas.services.approval_steps import wanted_steps
 from quotas.services.asking import read_request
 from quotas.services.judging import level_error, review_length, verdict_of
+from quotas.web import present
 from quotas.web.present import role_word
 from quotas.web.words import gpus, hours, money, when
 

@@ -20,6 +20,7 @@ from quotas.services.approvals import CHANGEABLE
 from quotas.services.asking import read_request
 from quotas.services.judging import verdict_of
 from quotas.services.requests import wishes_of
+from quotas.web import present
 from quotas.web.forms import seconds_of
 from quotas.web.present import role_word
 from quotas.web.words import gpus, money

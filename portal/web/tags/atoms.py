@@ -179,6 +179,12 @@ def time_left(until: dt.datetime | None) -> SafeString:
     )
 
 
+@register.simple_tag
+def comma() -> str:
+    """``{{ person }}{% comma %}{{ department }}``: a comma in the reader's punctuation, with its space."""
+    return formats.comma()
+
+
 @register.filter
 def remaining(until: dt.datetime | None) -> SafeString:
     """``{{ lease.ends_at|remaining }}`` → ``2 h 47 min``, below a label "Time left"."""

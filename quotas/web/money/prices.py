@@ -34,7 +34,9 @@ from quotas.web.money.ledger import show_error
 class RateForm(forms.Form):
     """A new rate of one flavour."""
 
-    flavour = forms.ModelChoiceField(GpuFlavour.objects.filter(active=True), label=gettext_lazy("Flavour"))
+    flavour = forms.ModelChoiceField(
+        GpuFlavour.objects.filter(active=True), label=gettext_lazy("Flavour"), empty_label="–"
+    )
     site = forms.CharField(
         label=gettext_lazy("Site"),
         max_length=48,
