@@ -165,7 +165,9 @@ def _steps(verdict: Verdict, cleaned: Mapping[str, Any], policy: Policy, user: A
         else:
             people = deciders.holders(want.role, department_id=cleaned["department"].pk, barred=barred)
         names = deciders.names_of(people)
-        shown = present.listed(names[:2]) + (_(" or %(n)s more") % {"n": len(names) - 2} if len(names) > 2 else "")
+        shown = present.listed(names[:2]) + (
+            _(" or %(n)s more") % {"n": len(names) - 2} if len(names) > 2 else ""
+        )
         out.append(
             {"who": shown, "role": role_word(want.role), "rule": want.rule, "hours": want.timeout_hours}
         )
