@@ -102,4 +102,5 @@ def actor_words(name: str) -> str:
 @register.filter
 def wait_words(entry: QueueEntry) -> str:
     """Why a request waits, in one sentence."""
-    return explain(entry.reason, entry.figures).headline
+    flavour = entry.request.flavour
+    return explain(entry.reason, entry.figures, flavour.name if flavour else "").headline

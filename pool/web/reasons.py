@@ -241,8 +241,9 @@ _RICH = {
 }
 
 
-def explain(code: str, figures: Figures) -> Why:
-    """Words for a reason code with its figures."""
+def explain(code: str, figures: Figures, flavour_name: str = "") -> Why:
+    """Words for a reason code with its figures; `flavour_name` is what people call the flavour, figures hold its code."""
+    figures = {**figures, "flavour": flavour_name or figures.get("flavour", "")}
     rich = _RICH.get(code)
     return rich(figures) if rich else _simple(code, figures)
 

@@ -206,7 +206,7 @@ def request_progress(request: HttpRequest, uid: Any) -> HttpResponse:
     )
     context: dict[str, Any] = {"ask": ask, "entry": entry, "allocation": allocation}
     if entry is not None:
-        context["why"] = explain(entry.reason, entry.figures)
+        context["why"] = explain(entry.reason, entry.figures, ask.flavour.name if ask.flavour else "")
         context["basis"] = explain_basis(entry.basis, entry.figures)
         ahead = CapacityRequest.objects.filter(uid__in=entry.ahead[:3]).only(
             "id", "uid", "requester_id", "department_id"
