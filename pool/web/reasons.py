@@ -242,7 +242,7 @@ _RICH = {
 
 
 def explain(code: str, figures: Figures, flavour_name: str = "") -> Why:
-    """Words for a reason code with its figures; `flavour_name` is what people call the flavour, figures hold its code."""
+    """Words for a reason code with its figures. They hold the flavour's code; `flavour_name` is what people call it."""
     figures = {**figures, "flavour": flavour_name or figures.get("flavour", "")}
     rich = _RICH.get(code)
     return rich(figures) if rich else _simple(code, figures)
