@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from django.db import transaction
 from django.db.models import Count, Q
 
@@ -22,6 +24,13 @@ def healthy_gpus() -> Q:
     )
 
 
+def newest_cuda(told: set[str]) -> str:
+    """The newest CUDA version among nodes, "" while any of them has not told its own (then nothing is refused)."""
+    if not told or "" in told:
+        return ""
+    return max(told, key=lambda text: tuple(int(part) for part in re.findall(r"\d+", text)))
+
+
 def capacity_refresh() -> None:
     """Recount all flavours in two queries and write those that changed, with one outbox event."""
     with transaction.atomic():
@@ -36,24 +45,31 @@ def capacity_refresh() -> None:
             .order_by("flavour_id")
         }
         largest: dict[int, int] = {}
+        cuda: dict[int, set[str]] = {}
         for row in (
             Gpu.objects.filter(installed_rule, flavour__isnull=False)
-            .values("flavour_id", "node_id")
+            .values("flavour_id", "node_id", "node__cuda")
             .annotate(n=Count("id"))
             .order_by("flavour_id")
         ):
             largest[row["flavour_id"]] = max(largest.get(row["flavour_id"], 0), row["n"])
+            cuda.setdefault(row["flavour_id"], set()).add(row["node__cuda"])
         known = {c.flavour_id: c for c in FlavourCapacity.objects.all()}
         changed: list[int] = []
         for flavour_id in sorted(set(counts) | set(known)):
             installed, healthy = counts.get(flavour_id, (0, 0))
             healthy = min(healthy, installed)
             old = known.get(flavour_id)
-            new = (installed * MILLI, healthy * MILLI, largest.get(flavour_id, 0))
-            if old and (old.installed_milli, old.healthy_milli, old.largest_node_gpus) == new:
+            newest = newest_cuda(cuda.get(flavour_id, set()))
+            new = (installed * MILLI, healthy * MILLI, largest.get(flavour_id, 0), newest)
+            if old and (old.installed_milli, old.healthy_milli, old.largest_node_gpus, old.cuda_max) == new:
                 continue
             capacity_write(
-                flavour_id=flavour_id, installed_milli=new[0], healthy_milli=new[1], largest_node_gpus=new[2]
+                flavour_id=flavour_id,
+                installed_milli=new[0],
+                healthy_milli=new[1],
+                largest_node_gpus=new[2],
+                cuda_max=newest,
             )
             changed.append(flavour_id)
         if changed:
