@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,7 +57,7 @@ def panel(
         "alts": _alternatives(option, cleaned, policy, offered),
         "options": _options(verdict) if cleaned["flavour"] is None else [],
         "computed": now(),
-        "cli": cli_of(cleaned),
+        "api_call": api_call_of(cleaned),
     }
 
 
@@ -239,31 +240,26 @@ def _table(values: Mapping[str, Any], offered: list[GpuFlavour]) -> list[dict[st
     ][:12]
 
 
-def cli_of(cleaned: Mapping[str, Any]) -> str:
-    """The command line that asks the same."""
-    parts = ["gpupool request"]
+def api_call_of(cleaned: Mapping[str, Any]) -> str:
+    """The API call that asks the same; what is left at its default is left out."""
+    body: dict[str, Any] = {}
     if cleaned["flavour"] is not None:
-        parts.append(f"--flavour {cleaned['flavour'].code}")
+        body["flavour"] = cleaned["flavour"].code
     else:
-        need = cleaned["requirement"]
-        if need.get("memory_mib"):
-            parts.append(f"--mem {round(need['memory_mib'] / 1024)}")
-        features = [name for name in ("nvlink", "fp8", "mig") if need.get(name)]
-        if features:
-            parts.append(f"--feature {','.join(features)}")
+        body["requirement"] = {name: value for name, value in cleaned["requirement"].items() if value}
     if cleaned["shape"] == "fraction":
-        parts.append(f"--milli {cleaned['fraction_milli'] or 0} --mib {cleaned['fraction_mib'] or 0}")
+        body |= {"shape": "fraction", "fraction_milli": cleaned["fraction_milli"] or 0}
+        body["fraction_mib"] = cleaned["fraction_mib"] or 0
     elif cleaned["shape"] == "mig":
-        parts.append(f"--mig {cleaned['mig_profile']} --count {cleaned['mig_count']}")
+        body |= {"shape": "mig", "mig_profile": cleaned["mig_profile"], "mig_count": cleaned["mig_count"]}
     else:
-        parts.append(f"--gpus {cleaned['gpus_per_node']}")
+        body["gpus_per_node"] = cleaned["gpus_per_node"]
         if cleaned["nodes"] > 1:
-            parts.append(f"--nodes {cleaned['nodes']}")
+            body["nodes"] = cleaned["nodes"]
     if cleaned["duration_s"]:
-        parts.append(f"--hours {cleaned['duration_s'] / 3600:g}")
-    if cleaned["interruptible"]:
-        parts.append("--interruptible")
-    return " ".join(parts)
+        body["duration_s"] = cleaned["duration_s"]
+    body["interruptible"] = bool(cleaned["interruptible"])
+    return f"POST /api/v1/requests/ {json.dumps(body, ensure_ascii=False)}"
 
 
-__all__ = ["cli_of", "hours", "lent_now", "panel", "when"]
+__all__ = ["api_call_of", "hours", "lent_now", "panel", "when"]

@@ -5,6 +5,7 @@ only.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 from django.conf import settings
@@ -30,6 +31,7 @@ from quotas.selectors.fit import assess
 from quotas.selectors.flavours import flavours_on_offer
 from quotas.selectors.requests import flavour_names, quota_bar, visible_requests, with_open_step
 from quotas.selectors.shapes import AskShape
+from quotas.selectors.trees import parents_in
 from quotas.services.approvals import consent_until, request_consent
 from quotas.services.requests import (
     request_change,
@@ -261,7 +263,7 @@ def request_detail(request: HttpRequest, uid: uuid.UUID) -> HttpResponse:
         "own": own,
         "step": step,
         "may": may,
-        "bar": _bar(row),
+        "bar": _bar(row, parents_in(policy.tree)),
         "department_path": policy.tree.path(row.department_id),
         "option_names": [names.get(code, code) for code in row.options],
         "need": need_words(row),
@@ -271,7 +273,6 @@ def request_detail(request: HttpRequest, uid: uuid.UUID) -> HttpResponse:
         "shows_progress": row.state in (S.QUEUED, S.ALLOCATED, S.ENDED),
         "gpu_ms": row.charge_milli * row.duration_s if row.duration_s else None,
         "api_call": f"GET /api/v1/requests/{row.uid}/",
-        "cli_call": f"gpupool why {row.ref}",
     }
     return render(request, "quotas/request_detail.html", context)
 
@@ -284,7 +285,7 @@ def need_words(row: CapacityRequest) -> str:
     return ", ".join([*parts, *need.get("models", [])])
 
 
-def _bar(row: CapacityRequest) -> dict[str, Any] | None:
+def _bar(row: CapacityRequest, parents: Mapping[int, int | None]) -> dict[str, Any] | None:
     """The quota bar of the department with this request on it."""
     flavour = row.flavour
     if flavour is None or row.state in GROUPS["ended"]:
@@ -296,6 +297,7 @@ def _bar(row: CapacityRequest) -> dict[str, Any] | None:
         duration_s=row.duration_s,
         interruptible=row.interruptible,
         moment=now(),
+        parents=parents,
     )
     if not options:
         return None

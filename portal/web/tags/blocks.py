@@ -296,7 +296,7 @@ def api_line(context: Context, call: str, cli: str = "") -> SafeString:
         lines = format_html("{}{}", lines, copyable(context, cli))
     return format_html(
         '<div class="stack api-lines"><span class="f12 muted">{}</span>{}</div>',
-        gettext("The same by API or command"),
+        gettext("The same by API or command") if cli else gettext("The same by API"),
         lines,
     )
 

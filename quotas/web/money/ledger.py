@@ -26,6 +26,9 @@ from quotas.services.months import correction_book
 from quotas.web.money import files
 from quotas.web.money.common import about, filter_chips, lines_of, policy_of_request, signed_in
 
+RUNNING_SHOWN = 5
+"""Running lines above the first page; the files have every one."""
+
 
 @signed_in
 @require_safe
@@ -40,17 +43,20 @@ def ledger(request: HttpRequest) -> HttpResponse:
     paginator = Paginator(booked.select_related("span__request"), 50)
     paginator.__dict__["count"] = totals["n"]  # counted with the sums: no second look
     page = paginator.get_page(request.GET.get("page"))
-    running = lines.running()
+    running = lines.running_cuts()
+    running_ms = sum(cut.gpu_ms for _span, cut in running)
+    running_micro = sum(cut.amount_micro for _span, cut in running)
     context = {
         "page": page,
-        "running": running if page.number == 1 else [],
-        "running_shown": running[:5] if page.number == 1 else [],
-        "running_ms": sum(line.gpu_ms for line in running),
-        "running_micro": sum(line.amount_micro for line in running),
+        "running_count": len(running),
+        "running_shown": lines.running(RUNNING_SHOWN) if page.number == 1 else [],
+        "running_more": page.number == 1 and len(running) > RUNNING_SHOWN,
+        "running_ms": running_ms,
+        "running_micro": running_micro,
         "total_ms": totals["ms"],
         "total_micro": totals["micro"],
-        "all_ms": totals["ms"] + sum(line.gpu_ms for line in running),
-        "all_micro": totals["micro"] + sum(line.amount_micro for line in running),
+        "all_ms": totals["ms"] + running_ms,
+        "all_micro": totals["micro"] + running_micro,
         "chosen": lines.filter,
         "months": book_months(),
         "chips": filter_chips(lines.filter, policy),
