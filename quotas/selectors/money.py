@@ -20,6 +20,7 @@ from portal.accounts.models import User
 from portal.accounts.policy import Policy
 from portal.kernel.clock import now
 from portal.kernel.errors import Invalid, NotFound
+from quotas.engine.billing import Cut
 from quotas.models import GpuFlavour, LedgerEntry, UsageSpan
 from quotas.selectors.billing_time import first_of_month, month_of, previous_month
 from quotas.selectors.cutting import Cutter, line_of
@@ -124,13 +125,22 @@ def _sees_user(policy: Policy, user: User) -> bool:
     return LedgerEntry.objects.filter(scope.q("department_id_ref"), user_id_ref=user.pk).exists()
 
 
+SPAN_COLUMNS = (
+    "id", "department_id", "user_id", "flavour_id", "request_id", "site_code", "node_name", "gpu_label",
+    "charge_milli", "started_at", "ended_at", "accrued_to", "request__uid", "request__cost_code",
+    "department__cost_center", "user__display_name", "user__username", "flavour__name", "flavour__code",
+)  # fmt: skip
+"""What a running line shows; requests have many more columns."""
+
+
 @dataclass
 class Lines:
     """The ledger lines that one reader may see under one filter."""
 
     policy: Policy
     filter: LineFilter
-    _running: list[LedgerEntry] | None = field(default=None, repr=False)
+    _cuts: list[tuple[UsageSpan, Cut]] | None = field(default=None, repr=False)
+    _cutter: Cutter | None = field(default=None, repr=False)
 
     def _scope(self, user_column: str, department_column: str) -> Q:
         scope = self.policy.reads_money
@@ -160,15 +170,23 @@ class Lines:
             query &= _search(chosen.q)
         return LedgerEntry.objects.filter(query).order_by("-id")
 
-    def running(self) -> list[LedgerEntry]:
-        """Unsaved lines: what open leases have used up to now and is not booked yet. Same cuts, same prices;
-        none under a search or a kind, which look at the ledger alone.
-        """
-        if self._running is None:
-            self._running = self._cut_running()
-        return self._running
+    def running(self, limit: int | None = None) -> list[LedgerEntry]:
+        """Unsaved lines: what open leases have used up to now and is not booked yet, newest lease first."""
+        found = self.running_cuts()[:limit]
+        cutter = self._cutter
+        if cutter is None:
+            return []
+        return [line_of(span, cut, cutter, booked_month=first_of_month(cut.day)) for span, cut in found]
 
-    def _cut_running(self) -> list[LedgerEntry]:
+    def running_cuts(self) -> list[tuple[UsageSpan, Cut]]:
+        """The same as spans and cuts, for sums. Same arithmetic, same prices as at booking; none under a search
+        or a kind, which look at the ledger alone.
+        """
+        if self._cuts is None:
+            self._cuts = self._cut_running()
+        return self._cuts
+
+    def _cut_running(self) -> list[tuple[UsageSpan, Cut]]:
         chosen, moment = self.filter, now()
         present = month_of(moment)
         # The month before has a running part until its last day is booked.
@@ -179,17 +197,18 @@ class Lines:
                 self._scope("user_id", "department_id"), ended_at=None, started_at__lt=moment
             )
             .select_related("request", "department", "user", "flavour")
+            .only(*SPAN_COLUMNS)
             .order_by("-started_at", "-id")
         )
         if not spans:
             return []
-        cutter = Cutter.load(spans, tree=self.policy.tree)
-        lines = [
-            line_of(span, cut, cutter, booked_month=first_of_month(cut.day))
+        self._cutter = Cutter.load(spans, tree=self.policy.tree)
+        return [
+            (span, cut)
             for span in spans
-            for cut in reversed(cutter.cuts(span, until=moment))
+            for cut in reversed(self._cutter.cuts(span, until=moment))
+            if chosen.month in {None, first_of_month(cut.day)}
         ]
-        return [line for line in lines if chosen.month in {None, line.booked_month}]
 
     def all(self) -> Iterator[LedgerEntry]:
         """Running lines, then booked ones; for files."""

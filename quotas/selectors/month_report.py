@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
@@ -156,9 +157,10 @@ def month_report(policy: Policy, chosen: LineFilter, by: str) -> MonthReport:
         count(key_, day, ms, micro, n)
         if corrected:
             report.corrections.add(corrected_ms, corrected_micro, corrected)
-    for line in lines.running():
-        count(fold(getattr(line, column)), line.local_day, line.gpu_ms, line.amount_micro, 1)
-        report.running.add(line.gpu_ms, line.amount_micro)
+    of_span = operator.attrgetter(column.removesuffix("_ref"))
+    for span, cut in lines.running_cuts():
+        count(fold(of_span(span)), cut.day, cut.gpu_ms, cut.amount_micro, 1)
+        report.running.add(cut.gpu_ms, cut.amount_micro)
     for group in groups.values():
         report.total.add(group.total.gpu_ms, group.total.amount_micro, group.total.lines)
     _compare(policy, report, groups, key, by_day=by == "department")
