@@ -9,7 +9,7 @@ from django.db.models import Count, Prefetch, Q, QuerySet, Sum
 
 from pool.models import Allocation, AllocationMember, Cluster, Gpu, Lease, Node, QueueEntry, Site
 from portal.accounts.policy import Policy
-from portal.ops.models import Incident, TaskRun
+from portal.ops.models import Incident
 from quotas.models import CapacityRequest, FlavourCapacity
 
 
@@ -142,7 +142,9 @@ def queue_listed(policy: Policy, limit: int = 20) -> list[QueueEntry]:
 
 
 def operations() -> dict[str, Any]:
-    """Everything the operations page opens with."""
+    """Everything the operations page opens with, in seven queries."""
+    incidents = list(Incident.objects.exclude(state="closed").order_by("-opened_at")[:200])
+    waiting = CapacityRequest.objects.filter(state=CapacityRequest.State.QUEUED)
     return {
         "figures": pool_figures(),
         "nodes_bad": list(
@@ -153,8 +155,8 @@ def operations() -> dict[str, Any]:
             .select_related("cluster__site")
             .order_by("name")[:50]
         ),
-        "incidents": list(Incident.objects.exclude(state="closed").order_by("-opened_at")[:10]),
-        "incidents_open": Incident.objects.exclude(state="closed").count(),
+        "incidents": incidents[:10],
+        "incidents_open": len(incidents),
         "executors": list(
             Cluster.objects.select_related("site")
             .annotate(
@@ -165,9 +167,7 @@ def operations() -> dict[str, Any]:
             )
             .order_by("site__position", "name")
         ),
-        "waiting": CapacityRequest.objects.filter(state=CapacityRequest.State.QUEUED).count(),
-        "running": Allocation.objects.exclude(state="ended").count(),
-        "runs": list(TaskRun.objects.order_by("-started_at")[:5]),
+        "counts": {"waiting": waiting.count(), "running": Allocation.objects.exclude(state="ended").count()},
     }
 
 

@@ -13,6 +13,11 @@ WORDS: dict[str, tuple[Text, Text, Text]] = {
         _("The node's agent has not been heard of for too long."),
         _("Look at its power, its network and its agent. Work on it is queued again once it is fenced."),
     ),
+    "outbox_stuck": (
+        _("News could not be delivered"),
+        _("A part of the installation failed ten times to take in what another told it."),
+        _("Read the error below; once its cause is mended, tell the event again from the data admin."),
+    ),
     "nvml_broken": (
         _("GPU library broken on a node"),
         _("The agent runs, but the NVIDIA driver's library does not answer it."),

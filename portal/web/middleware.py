@@ -10,6 +10,7 @@ from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse
 
 from portal.kernel.errors import DomainError
+from portal.web import counts
 
 log = structlog.get_logger(__name__)
 
@@ -22,7 +23,11 @@ class DomainErrorMiddleware:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        return self.get_response(request)
+        response = self.get_response(request)
+        user = getattr(request, "user", None)
+        if request.method not in {"GET", "HEAD", "OPTIONS"} and user is not None and user.pk:
+            counts.forget(user.pk)
+        return response
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
         """The page for an error with a meaning; None leaves the rest to Django's 500."""

@@ -260,7 +260,7 @@ def navigation(request: HttpRequest) -> dict[str, Any]:
             "groups": _groups(request) if signed_in else [],
             "role": next((label for key, label in ROLE_LABELS.items() if key in roles), ""),
             "notices_url": resolve("notify:notices", "notify:notice-list", "notify:list", "notify:inbox"),
-            "unread": counts.unread(request) if signed_in else 0,
+            "unread": counts.of(request, "unread") if signed_in else 0,
             "profile_url": resolve("accounts:preferences", "accounts:profile", "accounts:settings"),
             "logout_url": resolve("accounts:logout"),
             "login_url": resolve("accounts:login"),

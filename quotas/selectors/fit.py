@@ -79,11 +79,12 @@ def assess(
     interruptible: bool,
     moment: datetime,
     site_code: str = "",
+    parents: Mapping[int, int | None] | None = None,
 ) -> list[Option]:
     """Judge every flavour that can give the shape; the order is: fits the quota, within the guarantee,
     cheaper, display order. Flavours whose cards cannot give the shape are left out.
     """
-    trees = quota_trees([flavour.pk for flavour in flavours])
+    trees = quota_trees([flavour.pk for flavour in flavours], parents)
     rates = _rates([flavour.pk for flavour in flavours], site_code, moment)
     out: list[Option] = []
     for flavour in flavours:

@@ -4,12 +4,15 @@ page.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.core.cache import cache
 from django.db.models import Case, Count, IntegerField, Prefetch, Q, QuerySet, Sum, When
+from redis import RedisError
 
 from portal.accounts.models import Role
 from portal.accounts.policy import DepartmentTree, Policy, Scope, policy_of
@@ -85,9 +88,19 @@ def own_requests(user_id: int, *, limit: int) -> list[CapacityRequest]:
     return list(rows.order_by(ended, "-id")[:limit])
 
 
+NAMES_KEPT_SECONDS = 15
+
+
 def flavour_names() -> dict[str, str]:
-    """Code → name of all flavours."""
-    return dict(GpuFlavour.objects.order_by("pk").values_list("code", "name"))
+    """Code → name of all flavours; nearly every page wants them, so they are kept for some seconds."""
+
+    def read() -> dict[str, str]:
+        return dict(GpuFlavour.objects.order_by("pk").values_list("code", "name"))
+
+    try:
+        return cache.get_or_set("quotas-flavour-names", read, NAMES_KEPT_SECONDS) or {}
+    except RedisError:
+        return read()
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +201,20 @@ class Use30:
 
 
 def use_of_30_days(*, user_id: int, department_ids: Iterable[int]) -> tuple[Use30, Use30]:
-    """What a person, and some departments, used in the last 30 days; two queries."""
-    since, ids = now() - timedelta(days=30), list(department_ids)
+    """What a person, and some departments, used in the last 30 days. Kept for a minute: an approver goes
+    through several asks of the same people, and 30 days do not change in between.
+    """
+    ids = sorted(department_ids)
+    key = f"quotas-use-30:{user_id}:{zlib.crc32(repr(ids).encode())}"
+    try:
+        person, group = cache.get_or_set(key, lambda: _use_of_30_days(user_id, ids), 60)
+    except RedisError:
+        person, group = _use_of_30_days(user_id, ids)
+    return person, group
+
+
+def _use_of_30_days(user_id: int, ids: list[int]) -> tuple[Use30, Use30]:
+    since = now() - timedelta(days=30)
     person, group = Q(user_id_ref=user_id), Q(department_id_ref__in=ids)
     use = LedgerEntry.objects.filter(person | group, starts_at__gte=since).aggregate(
         person=Sum("gpu_ms", filter=person), group=Sum("gpu_ms", filter=group)

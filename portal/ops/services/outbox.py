@@ -11,6 +11,7 @@ from django.utils.module_loading import import_string
 from portal.kernel.clock import now
 from portal.ops.models import OutboxEvent
 from portal.ops.outbox import subscribers
+from portal.ops.services.incidents import incident_open
 
 log = structlog.get_logger(__name__)
 MAX_ATTEMPTS = 10
@@ -42,8 +43,16 @@ def outbox_deliver(*, limit: int = 200) -> int:
                 event.last_error = f"{type(error).__name__}: {error}"[:2000]
                 event.available_at = now() + timedelta(seconds=min(600, 2**event.attempts))
                 event.save(update_fields=["attempts", "last_error", "available_at"])
+                if event.attempts >= MAX_ATTEMPTS:
+                    incident_open(
+                        kind="outbox_stuck",
+                        dedupe_key=f"outbox_stuck:{event.topic}",
+                        severity="critical",
+                        subject=event,
+                        facts={"topic": event.topic, "event": event.pk, "error": event.last_error[:300]},
+                    )
                 log.warning(
-                    "outbox_handler_failed", topic=event.topic, event=event.pk, error=type(error).__name__
+                    "outbox_handler_failed", topic=event.topic, event_id=event.pk, error=type(error).__name__
                 )
             else:
                 event.done_at = now()
