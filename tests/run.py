@@ -322,6 +322,7 @@ def main() -> int:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.path.insert(0, str(ROOT))
     os.environ.pop("DJANGO_SETTINGS_MODULE", None)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends with it
     run = Run(arguments.only, arguments.fast)
     if not install_packages(run):
         return run.summary()
