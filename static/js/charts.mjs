@@ -41,6 +41,18 @@ function baseLayout() {
   };
 }
 
+/** Ticks of a time axis in the reader's words: Plotly's own are American. */
+function timeTicks() {
+  const chinese = document.documentElement.lang.startsWith('zh');
+  const day = chinese ? '%-m月%-d日' : '%-d %b', month = chinese ? '%Y年%-m月' : '%b %Y';
+  return [
+    { dtickrange: [null, 60000], value: '%H:%M:%S' },
+    { dtickrange: [60000, 86400000], value: `%H:%M\n${day}` },
+    { dtickrange: [86400000, 'M1'], value: day },
+    { dtickrange: ['M1', null], value: month },
+  ];
+}
+
 function merge(base, over) {
   const out = { ...base };
   for (const [key, value] of Object.entries(over ?? {})) {
@@ -106,6 +118,7 @@ export async function draw(element, figure) {
   }
   const shown = zoned(figure, document.documentElement.dataset.zone);
   const layout = merge(baseLayout(), paint(shown.layout ?? {}));
+  if (layout.xaxis.type === 'date') layout.xaxis.tickformatstops ??= timeTicks();
   if (shown.data.length === 1 && shown.layout?.showlegend === undefined) layout.showlegend = false;
   const data = paint(shown.data).map((t, i) => (t.type === 'scatter' && !t.line?.color
     ? { ...t, line: { width: 1.75, ...t.line, color: shown.data.length === 1 ? colour('--series') : colour(CATEGORIES[i % 8]) }, connectgaps: false } : t));

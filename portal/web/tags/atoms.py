@@ -8,7 +8,7 @@ from typing import Any
 from django.template import Context
 from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
-from django.utils.translation import gettext
+from django.utils.translation import gettext, pgettext
 
 from portal.kernel import clock
 from portal.web import formats, icons, states
@@ -200,6 +200,32 @@ def remaining(until: dt.datetime | None) -> SafeString:
 def time_ago(when: dt.datetime | None) -> str:
     """``{{ t|time_ago }}`` → ``3 min ago``."""
     return formats.DASH if when is None else formats.time_ago(when, clock.now())
+
+
+@register.filter
+def via_word(via: str) -> str:
+    """``{{ event.via|via_word }}``: by which way an act came."""
+    words = {
+        "page": gettext("Page"),
+        "api": gettext("API"),
+        "token": gettext("Token"),
+        "agent": gettext("Agent"),
+        "task": gettext("Task"),
+        "command": gettext("Command"),
+    }
+    return words.get(via, via)
+
+
+@register.filter
+def actor_word(name: str) -> str:
+    """``{{ event.actor_name|actor_word }}``: the installation's own parts in words; people's names as they are."""
+    words = {
+        "scheduler": gettext("Scheduler"),
+        "executor": gettext("Executor"),
+        "agent": gettext("Agent"),
+        "system": pgettext("actor", "The installation"),
+    }
+    return words.get(name, name)
 
 
 @register.filter
