@@ -205,6 +205,8 @@ class Board:
                 part["maintenance"] += 1000
             elif state == "cordoned":
                 part["cordoned"] += 1000
+            elif state == "suspect":
+                part["down"] += 1000  # takes no new work until it is judged
             elif state == "no_lease":
                 part["outside"] += 1000
             else:

@@ -23,6 +23,7 @@ STATES: tuple[str, ...] = (
     "lost",
     "split",
     "no_lease",
+    "suspect",
 )
 CODE: dict[str, int] = {name: code for code, name in enumerate(STATES)}
 
@@ -78,6 +79,8 @@ def tile_state(facts: TileFacts, *, at_ms: int, quiet_since_ms: int, now_ms: int
         return "idle" if quiet_since_ms and now_ms - since >= IDLE_MS else "in_use"
     if closed:
         return "cordoned"
+    if "suspect" in (facts.condition, facts.health):
+        return "suspect"
     if facts.foreign:
         return "no_lease"
     return "reserved" if facts.reserved else "free"

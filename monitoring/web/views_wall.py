@@ -14,6 +14,7 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.utils.cache import patch_vary_headers
 from django.utils.translation import gettext as _
+from django.utils.translation import pgettext
 from django.views.decorators.http import require_GET
 
 from monitoring.engine.board import Board
@@ -38,6 +39,7 @@ KEY_ORDER = (
     "fault",
     "lost",
     "no_lease",
+    "suspect",
     "no_data",
     "maintenance",
 )
@@ -125,7 +127,12 @@ def with_words(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _words() -> dict[str, Any]:
     """Texts that the wall's script needs, in the reader's language."""
     return {
-        "short": {"reclaiming": _("Reclaim"), "maintenance": _("Maint."), "no_lease": _("No lease")},
+        "short": {
+            "reclaiming": _("Reclaim"),
+            "maintenance": _("Maint."),
+            "no_lease": _("No lease"),
+            "suspect": pgettext("tile", "Suspect"),
+        },
         "na": _("N/A"),
         "node_of": _("1 node × {per}"),
         "nodes_of": _("{nodes} nodes × {per}"),

@@ -82,7 +82,7 @@ export function drawNode(canvas, cards, data, look, options) {
     if (s.name === 'free') { back = token('--surface'); fore = token('--ink-2'); border = token('--line-control'); }
     else if (s.name === 'split') { back = token('--sunken'); fore = token('--ink-2'); border = token('--line-strong'); }
     else if (s.name === 'no_data') { back = hatched(c); fore = token('--mute-ink'); }
-    else if (['fault', 'lost', 'no_lease', 'reclaiming'].includes(s.name)) border = token(`--${s.tone}-solid`);
+    else if (['fault', 'lost', 'no_lease', 'suspect', 'reclaiming'].includes(s.name)) border = token(`--${s.tone}-solid`);
     if (step) { back = token(step); fore = token(`${step}-ink`); border = null; }
     c.globalAlpha = card.dim ? 0.18 : data.flags[card.i] & 1 ? 0.6 : 1;
     c.beginPath(); c.roundRect(box.x, box.y, box.w, box.h, 3);
