@@ -231,6 +231,7 @@ def _time(form: Any, name: str) -> Any:
 def quota_change_new(request: HttpRequest) -> HttpResponse:
     """A department asks for other numbers, or to be lent quota for a period."""
     policy = request.policy  # type: ignore[attr-defined]
+    policy.require(policy.scope("lead", "pool_admin"))
     flavours = flavours_with_quota()
     if request.method == "POST":
         form = ChangeForm(request.POST, policy=policy, flavours=flavours)

@@ -137,6 +137,7 @@ def request_list(request: HttpRequest) -> HttpResponse:
 def request_new(request: HttpRequest) -> HttpResponse:
     """The form. ``?from=<uid>`` starts from an old request; POST submits or saves a draft."""
     policy = request.policy  # type: ignore[attr-defined]
+    policy.require(policy.asks_for)
     if request.method == "POST":
         return _post(request, None)
     source = None
