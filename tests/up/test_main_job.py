@@ -65,12 +65,14 @@ class Api:
         token = re.search(r'csrfmiddlewaretoken" value="([^"]+)', page)
         assert token is not None
         form = {"username": user, "password": password, "csrfmiddlewaretoken": token.group(1)}
-        self._send(
+        answer = self._send(
             "POST",
             "/accounts/login/",
             urllib.parse.urlencode(form).encode(),
             "application/x-www-form-urlencoded",
         )
+        words = re.sub(r"<[^>]+>|\s+", " ", answer.decode())
+        assert "gpupool_session" in {cookie.name for cookie in self.jar}, f"{user} was not signed in: {words}"
 
     def _send(self, method: str, path: str, body: bytes | None, kind: str) -> bytes:
         request = urllib.request.Request(self.base + path, data=body, method=method)
