@@ -337,6 +337,7 @@ def main() -> int:
             Path(folder).chmod(0o755)
             # Tests throw their database away, so it need not wait for the disk.
             with running_pair(Layout(Path(folder) / "pair"), settings={"fsync": "off"}) as pair:
+                (Path(folder) / "data" / "static").mkdir(parents=True)
                 environment = {
                     **pair.environment,
                     "GPUPOOL_ENV": "test",
