@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db.models import Count, Prefetch, Q, QuerySet, Sum
+from django.db.models import Count, F, IntegerField, OuterRef, Prefetch, Q, QuerySet, Subquery, Sum
+from django.db.models.functions import Coalesce
 
 from pool.models import Allocation, AllocationMember, Cluster, Gpu, Lease, Node, QueueEntry, Site
 from portal.accounts.policy import Policy
@@ -38,17 +39,27 @@ def allocation_seen(policy: Policy, uid: Any) -> Allocation | None:
     )
 
 
+def _of_node(rows: QuerySet[Any], what: str = "id") -> Coalesce:
+    """Count of `rows` that belong to the outer node (`node_key` names the way to it), 0 where none."""
+    counted = rows.order_by().values("node_key").annotate(n=Count(what, distinct=True)).values("n")
+    return Coalesce(Subquery(counted, output_field=IntegerField()), 0)
+
+
 def nodes_listed() -> QuerySet[Node]:
-    """Nodes with the figures of the list: GPUs, those in bad condition, those held (open leases)."""
+    """Nodes with the figures of the list: GPUs, those in bad condition, those held (open leases).
+
+    Counted by subqueries over indexes, so that history (closed leases) costs nothing and a page of 50 asks for 50.
+    """
+    cards = Gpu.objects.filter(node=OuterRef("pk")).exclude(condition=Gpu.Condition.RETIRED)
+    cards = cards.annotate(node_key=F("node_id"))
+    held = Lease.objects.filter(gpu__node=OuterRef("pk"), ended_at=None).annotate(node_key=F("gpu__node_id"))
     return (
         Node.objects.exclude(schedulable=Node.Schedulable.RETIRED)
         .select_related("cluster__site")
         .annotate(
-            gpu_total=Count("gpus", filter=~Q(gpus__condition=Gpu.Condition.RETIRED), distinct=True),
-            gpu_bad=Count("gpus", filter=~Q(gpus__condition__in=["ok", "retired"]), distinct=True),
-            gpu_held=Count(
-                "gpus", filter=Q(gpus__leases__ended_at=None, gpus__leases__isnull=False), distinct=True
-            ),
+            gpu_total=_of_node(cards),
+            gpu_bad=_of_node(cards.exclude(condition=Gpu.Condition.OK)),
+            gpu_held=_of_node(held, "gpu_id"),
         )
         .order_by("name")
     )
