@@ -1,0 +1,112 @@
+"""Pages of leases and nodes: who sees what, the log's tail, and acts that only the right people may do."""
+
+from __future__ import annotations
+
+import pytest
+from django.test import Client
+
+from pool.models import Allocation, AllocationLog
+from pool.selectors.logs import log_pieces, log_tail
+from pool.selectors.pages import nodes_listed
+from pool.services.cycle import schedule_cycle
+from tests.pool import builders as pool
+from tests.quotas import build
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def browser(user: object) -> Client:
+    client = Client(headers={"accept-language": "en"})
+    client.force_login(user, backend="django.contrib.auth.backends.ModelBackend")  # type: ignore[arg-type]
+    return client
+
+
+@pytest.fixture
+def held() -> Allocation:
+    """Two cards of a node of eight, held and running."""
+    team = build.department("vision", name="Vision")
+    flavour = build.flavour("h800", installed=None)
+    pool.node(flavour, name="sh-01")
+    build.limits(team, flavour, 8)
+    request = pool.queued(team, flavour, 2)
+    request.requester.language = "en"
+    request.requester.save()
+    schedule_cycle(cause="test")
+    allocation = Allocation.objects.get(request=request)
+    pool.report_running(allocation)
+    allocation.refresh_from_db()
+    assert allocation.state == "running"
+    return allocation
+
+
+def test_figures_of_the_node_list_count_each_card_once(held: Allocation) -> None:
+    node = nodes_listed().get(name="sh-01")
+    assert (node.gpu_total, node.gpu_held, node.gpu_bad) == (8, 2, 0)  # type: ignore[attr-defined]
+
+
+def test_holder_sees_the_lease_others_do_not_and_administrators_do(held: Allocation) -> None:
+    address = f"/leases/{held.uid}/"
+    assert browser(held.holder).get(address).status_code == 200
+    stranger = build.user(home=build.department("other"), language="en")
+    assert browser(stranger).get(address).status_code == 404
+    lead = build.user(language="en")
+    build.role(lead, "lead", held.department)
+    assert browser(lead).get(address).status_code == 200
+    assert held.ref not in browser(stranger).get("/leases/?whose=all&state=all").content.decode()
+    assert held.ref in browser(lead).get("/leases/?whose=all").content.decode()
+
+
+def test_a_stranger_sees_the_node_but_not_who_is_on_it(held: Allocation) -> None:
+    node = held.members.get().node
+    stranger = build.user(home=build.department("other"), language="en")
+    page = browser(stranger).get(f"/nodes/{node.uid}/").content.decode()
+    assert held.ref not in page
+    assert held.holder.display_name not in page
+    assert "Vision" in page
+
+
+def test_release_by_post_of_the_holder_only(held: Allocation) -> None:
+    address = f"/leases/{held.uid}/do/release/"
+    assert browser(held.holder).get(address).status_code == 405
+    lead = build.user(language="en")
+    build.role(lead, "lead", held.department)
+    browser(lead).post(address)
+    held.refresh_from_db()
+    assert held.state == "running"
+    browser(held.holder).post(address, {"reason": "done"})
+    held.refresh_from_db()
+    assert (held.state, held.end_reason) == ("stopping", "released")
+
+
+@pytest.mark.parametrize("hours", ["", "0", "-3", "abc", "1e9", "nan", "2161"])
+def test_an_absurd_extension_changes_nothing(held: Allocation, hours: str) -> None:
+    before = held.expires_at
+    response = browser(held.holder).post(f"/leases/{held.uid}/do/extend/", {"hours": hours})
+    assert response.status_code == 302
+    held.refresh_from_db()
+    assert held.expires_at == before
+
+
+def test_tail_of_a_log_is_cut_at_a_line_and_pieces_come_in_order(held: Allocation) -> None:
+    offset = 0
+    for number in range(30):
+        data = f"line {number} {'x' * 900}\n"
+        AllocationLog.objects.create(allocation=held, member=0, offset=offset, data=data)
+        offset += len(data.encode())
+    tail = log_tail(allocation_id=held.pk, member=0, chars=5000)
+    assert tail.lines[-1].startswith("line 29 ")
+    assert all(line.startswith("line ") for line in tail.lines)
+    assert (len(tail.lines), tail.more, tail.size) == (5, True, offset)
+    whole = "".join(log_pieces(allocation_id=held.pk, member=0))
+    assert [line.split()[1] for line in whole.splitlines()] == [str(n) for n in range(30)]
+    page = browser(held.holder).get(f"/leases/{held.uid}/log/")
+    assert "line 29" in page.content.decode()
+    download = browser(held.holder).get(f"/leases/{held.uid}/log.txt")
+    assert b"".join(download.streaming_content) == whole.encode()  # type: ignore[attr-defined]
+
+
+def test_a_log_is_shown_as_text_never_as_markup(held: Allocation) -> None:
+    AllocationLog.objects.create(allocation=held, offset=0, data="<script>alert(1)</script>\n")
+    page = browser(held.holder).get(f"/leases/{held.uid}/log/").content.decode()
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
