@@ -15,5 +15,7 @@ django_application = get_asgi_application()
 from channels.routing import ProtocolTypeRouter  # noqa: E402
 
 from portal.sockets import websocket_application  # noqa: E402
+from portal.web.checks import refuse_insecure  # noqa: E402
 
+refuse_insecure()
 application = ProtocolTypeRouter({"http": django_application, "websocket": websocket_application})

@@ -14,7 +14,7 @@ class WebConfig(AppConfig):
     def ready(self) -> None:
         """Tell the rooms below what only the wiring knows: what their acts touch above, and words for incidents."""
         from portal.accounts import effects
-        from portal.web import incident_words, touches
+        from portal.web import checks, incident_words, touches  # noqa: F401  (checks register themselves)
 
         incident_words.register_all()
 
