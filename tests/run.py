@@ -168,7 +168,7 @@ def enter_environment() -> None:
     python = VENV / "bin" / "python"
     if not python.exists():
         print("== making .venv", flush=True)
-        venv.create(VENV, with_pip=True)
+        venv.create(VENV, with_pip=True, symlinks=True)
     sys.stdout.flush()
     os.execv(python, [str(python), str(Path(__file__).resolve()), *sys.argv[1:]])
 

@@ -261,7 +261,7 @@ def test_plain_user(open_folder: Path, uid: int) -> None:
     folder.mkdir()
     os.chown(folder, uid, uid)
     prefix = (*_opened_home(open_folder), "setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
-    trial = subprocess.run([*prefix, sys.executable, "-c", "import django"], cwd=ROOT, check=False)
+    trial = subprocess.run([*prefix, sys.executable, "-c", "import django, redis"], cwd=ROOT, check=False)
     if trial.returncode:
         pytest.skip("the checkout or its Python is closed to other accounts here")
     with running(folder / "data", prefix=prefix, HOME=str(folder)) as site:
@@ -273,7 +273,7 @@ def test_plain_user(open_folder: Path, uid: int) -> None:
 def _opened_home(scratch: Path) -> tuple[str, ...]:
     """Words before a command that let another account reach this Python below a closed home (root's, say): in
     a mount namespace of its own the home shows nothing but the folder that Python lies in."""
-    python = Path(sys.executable).resolve()
+    python = Path(sys.base_prefix).resolve() / "lib"
     closed = [p for p in python.parents if not p.stat().st_mode & 0o001]
     if not closed:
         return ()
