@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from django.utils.translation import gettext_lazy as _
@@ -57,6 +58,11 @@ kinds.register(
 )
 
 
+def _moment(text: str | None) -> datetime | str:
+    """A kept ISO time as a time, which a notice shows in the reader's zone."""
+    return datetime.fromisoformat(text) if text else ""
+
+
 def on_step_opened(payload: dict[str, Any]) -> None:
     """Tell those who are asked first, and their deputies; once per step and cause."""
     step = ApprovalStep.objects.filter(uid=payload["step"], state="open").first()
@@ -94,7 +100,11 @@ def on_request_decided(payload: dict[str, Any]) -> None:
             kind="quotas.consent_needed",
             subject=request,
             threshold=str(request.version),
-            params={"ref": request.ref, "by": change.get("by_name", ""), "until": change.get("until", "")},
+            params={
+                "ref": request.ref,
+                "by": change.get("by_name", ""),
+                "until": _moment(change.get("until")),
+            },
             url=url,
         )
         return

@@ -117,7 +117,7 @@ class SamplesView(TelemetryView):
         if end - start > series.RAW_LIMIT:
             raise Invalid.field("from", _("Raw samples are read an hour at a time; use history for more."))
         slot = request.query_params.get("slot", "0")
-        if not slot.isdigit() or int(slot) > 20:
+        if not slot.isdecimal() or int(slot) > 20:
             raise Invalid.field("slot", _("0 is the card; 1 to 20 are its slices."))
         key = (card.pk, int(slot))
         line = series.recent([key], length=end - start, points=MAX_SAMPLES, until=end)[key]
@@ -178,7 +178,7 @@ class AllocationHistoryView(TelemetryView):
 def history_json(uid: UUID, keys: list[access.Key], request: Request) -> dict[str, Any]:
     """The answer of both history views."""
     raw = request.query_params.get("step", "3600")
-    step = int(raw) if raw.isdigit() else 0
+    step = int(raw) if raw.isdecimal() else 0
     if step not in STEPS:
         raise Invalid.field("step", _("One of 60, 3600 and 86400 seconds."))
     end = _time(request, "to", now())

@@ -226,7 +226,7 @@ def wall_card(request: HttpRequest, uid: UUID) -> HttpResponse:
     """The pop card of one tile (`?slot=` for a slice)."""
     board = board_now()
     slot = request.GET.get("slot", "0")
-    i = wall.cell_of(board, uid, int(slot) if slot.isdigit() and len(slot) < 4 else 0)
+    i = wall.cell_of(board, uid, int(slot) if slot.isdecimal() and len(slot) < 4 else 0)
     if i is None:
         raise Http404
     (row,) = with_words(wall.rows(board, [i], request.policy))  # type: ignore[attr-defined]

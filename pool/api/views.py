@@ -19,6 +19,7 @@ from pool.models import Allocation, Gpu, Node, QueueEntry
 from pool.selectors import pages
 from pool.selectors.logs import log_pieces
 from pool.services import allocations, conditions, nodes
+from pool.services.enrolment import agent_token_revoke
 from portal.accounts.api.base import ApiViewSet
 from portal.kernel.api import check_if_match, etag
 from quotas.models import CapacityRequest
@@ -101,6 +102,17 @@ class NodeViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiViewSet):
         check_if_match(request, node.version)
         nodes.node_drain(acting_user=self.actor, node=node, **body.validated_data)
         node.refresh_from_db()
+        return self._answer(node)
+
+    @extend_schema(request=s.ReasonSerializer, responses=s.NodeSerializer)
+    @action(detail=True, methods=["post"], url_path="revoke-agent")
+    def revoke_agent(self, request: Request, uid: str) -> Response:
+        """End the node's token at once; its agent is refused until it enrols again."""
+        nodes.require_pool_admin(self.actor, self.policy)
+        body = s.ReasonSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        node = self.get_object()
+        agent_token_revoke(acting_user=self.actor, node=node, reason=body.validated_data["reason"])
         return self._answer(node)
 
     @extend_schema(request=s.MaintenanceSerializer, responses=s.NodeSerializer)
@@ -262,7 +274,7 @@ class AllocationViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiVie
         """The kept output of one member."""
         found = self.get_object()
         text = request.query_params.get("member", "0")
-        member = int(text) if text.isdigit() and len(text) < 6 else 0
+        member = int(text) if text.isdecimal() and len(text) < 6 else 0
         return StreamingHttpResponse(
             log_pieces(allocation_id=found.pk, member=member), content_type="text/plain; charset=utf-8"
         )

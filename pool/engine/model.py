@@ -24,7 +24,7 @@ def version_of(text: str) -> Version:
     """A dotted version as numbers: ``"550.54.15"`` → (550, 54, 15); what is not a number ends it; "" → ()."""
     parts: list[int] = []
     for part in text.strip().split("."):
-        if not part.isdigit():
+        if not part.isdecimal():
             break
         parts.append(int(part))
     return tuple(parts)

@@ -45,7 +45,7 @@ def _parsed(text: str | None) -> dict[str, Any] | None:
         return None
     try:
         message = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return message if isinstance(message, dict) and isinstance(message.get("t"), str) else None
 

@@ -31,6 +31,7 @@ from portal.ops.services import audit_record
 from quotas.engine.available import borrowed
 from quotas.selectors.trees import quota_trees
 from quotas.selectors.user_limits import limits_of
+from quotas.services.extensions import extension_check
 from quotas.services.lifecycle import request_event, request_started
 
 A = Allocation.State
@@ -138,6 +139,7 @@ def allocation_extend(*, acting_user: Actor, allocation: Allocation, extra_s: in
             )
         before, after = locked.expires_at, locked.expires_at + timedelta(seconds=extra_s)
         _check_longest(locked, after)
+        _check_approval(locked, after)
         _check_line(locked)
         advance(
             Allocation.objects.filter(pk=locked.pk),
@@ -176,6 +178,15 @@ def allocations_suspend(*, user_uid: str, reason: str = "") -> int:
             continue
         stopped += 1
     return stopped
+
+
+def _check_approval(allocation: Allocation, expires_at: datetime) -> None:
+    """Time after the end that was approved passes by itself only as far as the rules let such an ask pass."""
+    request = allocation.request
+    if request.duration_s is None:
+        return
+    approved = (allocation.started_at or allocation.reserved_at) + timedelta(seconds=request.duration_s)
+    extension_check(request=request, beyond_s=int((expires_at - approved).total_seconds()))
 
 
 def _check_longest(allocation: Allocation, expires_at: datetime) -> None:

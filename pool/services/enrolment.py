@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import secrets
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,6 +24,7 @@ from portal.ops.outbox import outbox_add
 from portal.ops.services.audit import audit_record
 
 VALID_FOR = timedelta(hours=24)
+NODE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$")
 DEFAULT_CLUSTER = "agents"
 
 
@@ -113,6 +115,8 @@ def enrolment_redeem(
     hostname = hostname.strip()[:120]
     if not hostname:
         raise Invalid.field("hostname", _("The machine did not say its name."))
+    if not NODE_NAME.match(hostname):
+        raise Invalid.field("hostname", _("A name of letters, digits, dot, dash and underscore is needed."))
     with transaction.atomic():
         row = (
             AgentEnrolment.objects.select_for_update(of=("self",))

@@ -237,7 +237,7 @@ def _slices_sync(gpu: Gpu, mig: dict[str, Any], at: datetime) -> bool:
     next_start = 0
     for uuid, item in reports.items():
         profile = str(item.get("profile") or "")[:24]
-        slots = int(profile[0]) if profile[:1].isdigit() else 1
+        slots = int(profile[0]) if profile[:1].isdecimal() else 1
         size = item.get("size") or {3: 4, 7: 8}.get(slots, slots)
         start = item.get("start")
         start = next_start if start is None else int(start)

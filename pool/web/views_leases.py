@@ -156,7 +156,7 @@ def allocation_log(request: HttpRequest, uid: Any) -> HttpResponse:
 
 def _member(request: HttpRequest) -> int:
     text = request.GET.get("member", "0")
-    return int(text) if text.isdigit() and len(text) < 6 else 0
+    return int(text) if text.isdecimal() and len(text) < 6 else 0
 
 
 @login_required

@@ -18,6 +18,7 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from pool.models import Cluster, Gpu, Node
 from pool.selectors import pages
 from pool.services import conditions, nodes
+from pool.services.enrolment import agent_token_revoke
 from pool.services.nodes import node_work
 from portal.accounts.policy import Policy
 from portal.kernel.clock import now
@@ -133,7 +134,7 @@ def node_detail(request: HttpRequest, uid: Any) -> HttpResponse:
 @login_required
 @require_POST
 def node_act(request: HttpRequest, uid: Any, act: str) -> HttpResponse:
-    """cordon, uncordon, drain, maintenance, retire: with a reason, by POST only."""
+    """cordon, uncordon, drain, maintenance, revoke-agent, retire: with a reason, by POST only."""
     node = get_object_or_404(Node, uid=uid)
     actor = actor_of(request)
     reason = request.POST.get("reason", "")[:1000]
@@ -157,6 +158,9 @@ def node_act(request: HttpRequest, uid: Any, act: str) -> HttpResponse:
             until = now() + timedelta(minutes=minutes)
             nodes.node_maintenance(acting_user=actor, node=node, reason=reason, until=until)
             text = _("%(node)s is in maintenance.")
+        elif act == "revoke-agent":
+            agent_token_revoke(acting_user=actor, node=node, reason=reason)
+            text = _("The token of %(node)s is revoked: its agent is refused until it enrols again.")
         elif act == "retire":
             nodes.node_retire(acting_user=actor, node=node, reason=reason)
             text = _("%(node)s has left the pool.")

@@ -76,7 +76,7 @@ class Problems:
 def row_of(problem: FieldProblem) -> int:
     """The row number of a problem of a table (0: the head, or the file itself)."""
     head = problem["pointer"].split("/", 1)[0]
-    return int(head) if head.isdigit() else 0
+    return int(head) if head.isdecimal() else 0
 
 
 def column_of(problem: FieldProblem) -> str:

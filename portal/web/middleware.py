@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import redis
 import structlog
+from django.core.exceptions import RequestDataTooBig
 from django.db import InterfaceError, OperationalError
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest, JsonResponse, UnreadablePostError
+from django.utils.translation import gettext_lazy as _
 
+from portal.kernel.api import PROBLEM_TYPE, problem
 from portal.kernel.errors import DomainError
 from portal.web import counts
 
@@ -47,3 +51,62 @@ class DomainErrorMiddleware:
             log.warning("backend_unavailable", error=type(exception).__name__, path=request.path)
             return unavailable(request)
         return None
+
+
+def _odd_within(value: object) -> bool:
+    """Whether a text anywhere in decoded JSON holds a NUL or half a surrogate pair (UnicodeEncodeError)."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            if "\x00" in one:
+                return True
+            one.encode()
+        elif isinstance(one, dict):
+            left += [*one.keys(), *one.values()]
+        elif isinstance(one, list):
+            left += one
+    return False
+
+
+class PlainTextMiddleware:
+    """Refuses text that no field can hold: NUL characters, halves of surrogate pairs, JSON nested without end.
+
+    They come from probes or broken programs; the database would fail on them, so they end here with a clear 400.
+    """
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        if self._is_odd(request):
+            detail = _("The text holds characters that cannot be kept.")
+            if request.path_info.startswith(("/api/", "/agent/")):
+                error = DomainError(code="text_invalid", detail=detail)
+                return JsonResponse(problem(request, error), status=400, content_type=PROBLEM_TYPE)
+            return HttpResponseBadRequest(str(detail), content_type="text/plain; charset=utf-8")
+        return self.get_response(request)
+
+    @staticmethod
+    def _is_odd(request: HttpRequest) -> bool:
+        if "%00" in request.META.get("QUERY_STRING", "") or "\x00" in request.path_info:
+            return True
+        if request.method in {"GET", "HEAD", "OPTIONS"}:
+            return False
+        kind = request.content_type or ""
+        try:
+            if kind.endswith("json"):
+                body = request.body
+                if b"\\u" in body or body.count(b"[") + body.count(b"{") > 200:
+                    return _odd_within(json.loads(body))
+                return b"\x00" in body
+            form = kind in {"application/x-www-form-urlencoded", "multipart/form-data"}
+            if form and not request.path_info.startswith(
+                ("/api/", "/agent/")
+            ):  # these read the stream themselves
+                return any("\x00" in value for values in request.POST.lists() for value in values[1])
+        except (UnicodeEncodeError, RecursionError):
+            return True
+        except (ValueError, RequestDataTooBig, UnreadablePostError):
+            return False  # whoever reads it next says what is wrong
+        return False

@@ -19,7 +19,7 @@ from portal.accounts.policy import Policy
 from portal.kernel.api import check_if_match, etag
 from portal.kernel.errors import Invalid
 from quotas.api import serializers as s
-from quotas.models import GpuFlavour, QuotaChange
+from quotas.models import GpuFlavour, QuotaChange, QuotaUsage
 from quotas.selectors.grants import GrantNumbers
 from quotas.selectors.tree_rows import TreeRow, flavours_with_quota, quota_scope, tree_of, tree_rows
 from quotas.services.grants import grant_set
@@ -57,6 +57,20 @@ def numbers_of(data: dict[str, Any]) -> GrantNumbers:
         data.get("hard_cap_milli"),
         data.get("weight", 1),
     )
+
+
+def _keep_what_is_left_out(
+    data: dict[str, Any], sent: Any, department: Department, flavour: GpuFlavour
+) -> None:
+    """A number that was not sent stays as it is in force; only a sent null means unlimited."""
+    row = QuotaUsage.objects.filter(department=department, flavour=flavour, granted=True).first()
+    if row is None:
+        return
+    for name in ("borrow_limit", "lend_limit", "hard_cap"):
+        if f"{name}_milli" not in sent:
+            data[f"{name}_milli"] = getattr(row, name)
+    if "weight" not in sent:
+        data["weight"] = row.weight
 
 
 def department_of(policy: Policy, key: str, pointer: str = "department") -> Department:
@@ -114,6 +128,7 @@ class QuotaViewSet(ApiViewSet):
         sent.is_valid(raise_exception=True)
         data = dict(sent.validated_data)
         department, flavour = department_of(self.policy, data["department"]), flavour_of(data["flavour"])
+        _keep_what_is_left_out(data, request.data, department, flavour)
         done = grant_set(
             acting_user=self.actor,
             policy=self.policy,
@@ -196,6 +211,7 @@ class QuotaChangeViewSet(mixins.RetrieveModelMixin, ApiViewSet):
         else:
             if data.get("guaranteed_milli") is None:
                 raise Invalid.field("guaranteed_milli", _("A number is needed here (0 for none)."))
+            _keep_what_is_left_out(data, request.data, common["department"], common["flavour"])
             made = quota_change_submit(**common, asked=numbers_of(data), ends_at=data.get("ends_at"))
         return Response(s.QuotaChangeSerializer(made).data, status=201, headers=etag(made.version))
 

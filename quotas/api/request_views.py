@@ -73,7 +73,7 @@ class RequestViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiViewSe
             )
         if ref := params.get("ref", ""):
             number = ref.upper().removeprefix("R-")
-            rows = rows.filter(pk=int(number[:18])) if number.isdigit() else rows.none()
+            rows = rows.filter(pk=int(number[:18])) if number.isdecimal() else rows.none()
         if text := params.get("q", "").strip()[:100]:
             rows = rows.filter(Q(purpose__icontains=text) | Q(requester__display_name__icontains=text))
         return rows

@@ -83,13 +83,18 @@ def line_filter(params: Mapping[str, str], policy: Policy, *, month: date | None
     )
 
 
+FIRST_YEAR, LAST_YEAR = 1900, 2199  # beyond them there are neither books nor zones
+
+
 def month_from(text: str) -> date:
     """`2026-05` → the first of May. Invalid for anything else."""
     if re.fullmatch(r"\d{4}-\d{2}", text):
         try:
-            return date(int(text[:4]), int(text[5:]), 1)
+            found = date(int(text[:4]), int(text[5:]), 1)
         except ValueError:
-            pass
+            found = date.min
+        if FIRST_YEAR <= found.year <= LAST_YEAR:
+            return found
     raise Invalid.field("month", _("A month is written like 2026-05."))
 
 
@@ -220,7 +225,7 @@ def _search(text: str) -> Q:
     """By reference (R-17), person, cost code, node or card."""
     if found := re.fullmatch(r"[Rr]-?(\d{1,18})", text):
         return Q(request_id_ref=int(found.group(1)))
-    if text.isdigit() and len(text) < 19:
+    if text.isdecimal() and len(text) < 19:
         return Q(pk=int(text))
     return (
         Q(user_name__icontains=text)

@@ -129,7 +129,7 @@ def _numbers(row: Row, problems: Problems) -> GrantNumbers:
             problems.add(row.number, column, _("0 or more is needed here."))
         values[column] = milli
     weight = row["weight"] or "1"
-    if not weight.isdigit() or len(weight) > 6:
+    if not weight.isdecimal() or len(weight) > 6:
         problems.add(row.number, "weight", _("A whole number, 0 or more."))
         weight = "1"
     cap, guaranteed = values.get("hard_cap"), values.get("guaranteed") or 0

@@ -199,7 +199,9 @@ class RequestForm(ServiceForm):
         gib = t("need_gib")
         need: dict[str, Any] = {name: True for name in ("nvlink", "fp8", "mig") if t(f"need_{name}")}
         if gib:
-            need["memory_mib"] = int(gib) * 1024 if gib.isascii() and gib.isdigit() and len(gib) < 8 else gib
+            need["memory_mib"] = (
+                int(gib) * 1024 if gib.isascii() and gib.isdecimal() and len(gib) < 8 else gib
+            )
         checkpoint = {"signal": t("checkpoint_signal"), "seconds": t("checkpoint_seconds")}
         return {
             "department": t("department"),

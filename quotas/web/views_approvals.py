@@ -135,7 +135,7 @@ def _text_query(text: str) -> Q:
     query = Q(requester__display_name__icontains=text) | Q(request__purpose__icontains=text)
     query |= Q(request__department__name__icontains=text) | Q(quota_change__department__name__icontains=text)
     number = text.upper().removeprefix("R-").removeprefix("Q-")
-    return query | Q(request_id=int(number[:18])) if number.isdigit() else query
+    return query | Q(request_id=int(number[:18])) if number.isdecimal() else query
 
 
 def ref_of(subject: CapacityRequest | QuotaChange) -> str:
@@ -336,7 +336,7 @@ def approval_decide(request: HttpRequest, uid: uuid.UUID) -> HttpResponse:
             comment=request.POST.get("comment", ""),
             changed=typed_amounts(request) if decision == "change" else None,
             override="override" in request.POST,
-            version=int(v) if (v := request.POST.get("version", "")).isdigit() else None,
+            version=int(v) if (v := request.POST.get("version", "")).isdecimal() else None,
         )
     except DomainError as error:
         if error.status == 403:

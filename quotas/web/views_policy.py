@@ -44,7 +44,7 @@ def approval_policy(request: HttpRequest) -> HttpResponse:
                 policy=policy,
                 rules=_json(text),
                 name=request.POST.get("name", "").strip() or "policy",
-                base_version=int(v) if (v := request.POST.get("base", "")).isdigit() else None,
+                base_version=int(v) if (v := request.POST.get("base", "")).isdecimal() else None,
             )
             messages.success(request, _("Version %(n)s is in force.") % {"n": made.pk})
             return HttpResponseRedirect(reverse("quotas:policy"))

@@ -136,7 +136,7 @@ def read_numbers(form: Any) -> GrantNumbers:
         name: read_gpus(form, name, problems, empty=0 if name == "guaranteed" else None) for name in FIELDS
     }
     weight = form.typed("weight") or "1"
-    if not weight.isdigit() or len(weight) > 6:
+    if not weight.isdecimal() or len(weight) > 6:
         problems.append({"pointer": "weight", "detail": _("A whole number, 0 or more.")})
         weight = "1"
     if problems:

@@ -108,7 +108,7 @@ def request_list(request: HttpRequest) -> HttpResponse:
             | Q(requester__display_name__icontains=text)
             | Q(department__name__icontains=text)
         )
-        if (number := text.upper().removeprefix("R-")).isdigit():
+        if (number := text.upper().removeprefix("R-")).isdecimal():
             query |= Q(pk=int(number[:18]))
         rows = rows.filter(query)
     flavour = request.GET.get("flavour", "")
@@ -200,7 +200,7 @@ def _post(request: HttpRequest, row: CapacityRequest | None) -> HttpResponse:
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text and text.isdigit() else None
+    return int(text) if text and text.isdecimal() else None
 
 
 def _submitted_text(made: CapacityRequest) -> str:

@@ -106,7 +106,7 @@ def _filtered(request: HttpRequest) -> QuerySet[AuditEvent]:
         action=request.GET.get("act", "").strip()[:64],
         object_type=request.GET.get("object", "").strip()[:48],
         via=request.GET.get("via", "").strip()[:16],
-        actor_id=int(actor) if actor.isdigit() else None,
+        actor_id=int(actor) if actor.isdecimal() else None,
         since=datetime.combine(first, time.min, zone) if first else None,
         until=datetime.combine(last + timedelta(days=1), time.min, zone) if last else None,
     )
@@ -119,7 +119,7 @@ def _allowed(request: HttpRequest) -> None:
 
 def _number(request: HttpRequest, name: str) -> int | None:
     value = request.GET.get(name, "")
-    return int(value) if value.isdigit() and len(value) < 19 else None
+    return int(value) if value.isdecimal() and len(value) < 19 else None
 
 
 @login_required

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.test import Client
 
-from pool.models import Allocation, Node
+from pool.models import AgentToken, Allocation, Node
 from pool.services.cycle import schedule_cycle
+from portal.ops.models import AuditEvent
 from tests.pool import builders as pool
 from tests.portal.builders import bearer, token_of
 from tests.quotas import build
@@ -111,3 +113,30 @@ def test_a_release_sent_twice_with_one_key_is_done_once(held: Allocation) -> Non
     assert held.events.filter(kind="stopping").count() == 1
     other = call(held.holder, "POST", path, {"reason": "x"}, scope="request", HTTP_IDEMPOTENCY_KEY="k-1")
     assert (other.status_code, other.json()["code"]) == (409, "idempotency_key_reused")
+
+
+def test_an_administrator_revokes_a_nodes_token_at_once(held: Allocation, chief: Any) -> None:
+    node = Node.objects.get()
+    AgentToken.objects.create(node=node, hash="h" * 64)
+    path = f"/api/v1/nodes/{node.uid}/revoke-agent/"
+    assert call(held.holder, "POST", path, {"reason": "x"}).status_code == 403
+    assert AgentToken.objects.get().revoked_at is None
+    assert call(chief, "POST", path, {"reason": "taken over"}).status_code == 200
+    assert AgentToken.objects.get().revoked_at is not None
+    assert AuditEvent.objects.get(action="agent.token_revoked").reason == "taken over"
+
+
+def test_an_extension_beyond_what_passes_by_itself_needs_approval(held: Allocation) -> None:
+    """The default rules let 12 hours within the guarantee pass; many small steps are one large one."""
+    path = f"/api/v1/allocations/{held.uid}/extend/"
+    before = held.expires_at
+    assert before is not None
+    refused = call(held.holder, "POST", path, {"extra_s": 13 * 3600}, scope="request")
+    assert (refused.status_code, refused.json()["code"]) == (403, "extension_needs_approval")
+    held.refresh_from_db()
+    assert held.expires_at == before
+    assert call(held.holder, "POST", path, {"extra_s": 8 * 3600}, scope="request").status_code == 200
+    again = call(held.holder, "POST", path, {"extra_s": 8 * 3600}, scope="request")
+    assert (again.status_code, again.json()["code"]) == (403, "extension_needs_approval")
+    held.refresh_from_db()
+    assert held.expires_at == before + timedelta(hours=8)

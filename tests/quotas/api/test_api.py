@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 import pytest
+from django.test import Client
 from rest_framework.test import APIClient
 
 from portal.accounts.models import ApiToken
 from portal.accounts.services import token_create
 from portal.ops.models import AuditEvent
-from quotas.models import CapacityRequest, Delegation, QuotaChange, QuotaGrant
+from quotas.models import CapacityRequest, Delegation, QuotaChange, QuotaGrant, QuotaUsage
 from quotas.services.approvals import open_step_of
 from quotas.services.usage import quota_debit
 from tests.quotas import build
@@ -338,3 +340,32 @@ def test_limits_of_people(house):
     assert api(house.lin, "read", "admin").get("/api/v1/user-limits/").status_code == 403
     refused = api(house.lin, "request").post("/api/v1/requests/", house.ask(gpus_per_node=3))
     assert refused.data["errors"][0]["detail"] == "Your limit is 2 GPUs at once."
+
+
+def test_a_number_left_out_of_a_quota_stays_as_it_is() -> None:
+    """Only a sent null means unlimited."""
+    from portal.accounts.api.auth import token_hash
+
+    chief = build.user("chief-of-numbers")
+    build.role(chief, "pool_admin", None)
+    ApiToken.objects.create(
+        user=chief, name="t", prefix="gpp", hash=token_hash("gpp_numbers"), scopes=["read", "admin"]
+    )
+    team, card = build.department("numbers"), build.flavour("numbers-card")
+
+    def put(**values: Any) -> Any:
+        return Client().post(
+            "/api/v1/quotas/",
+            {"department": team.code, "flavour": card.code, "reason": "test", **values},
+            content_type="application/json",
+            HTTP_AUTHORIZATION="Bearer gpp_numbers",
+        )
+
+    first = put(guaranteed_milli=4000, borrow_limit_milli=8000, hard_cap_milli=12000, weight=3)
+    assert first.status_code == 201, first.content
+    assert put(guaranteed_milli=2000).status_code == 201
+    row = QuotaUsage.objects.get(department=team, flavour=card)
+    assert (row.guaranteed, row.borrow_limit, row.hard_cap, row.weight) == (2000, 8000, 12000, 3)
+    assert put(guaranteed_milli=2000, borrow_limit_milli=None).status_code == 201
+    row.refresh_from_db()
+    assert (row.borrow_limit, row.hard_cap) == (None, 12000)
