@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.chromium import browsing
 from tests.up.installation import Installation, open_folder, running, wait_for
-from tests.up.test_main_job import Api, browsing
+from tests.up.test_main_job import Api
 
 pytestmark = [pytest.mark.up, pytest.mark.serial]
 WRITERS = 4

@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
+from tests.chromium import browsing
 from tests.pool.agent.conftest import FakeNvml, nvml_library  # noqa: F401  (a fixture)
 from tests.up.installation import Installation, open_folder, running, wait_for
 
@@ -32,15 +33,6 @@ pytestmark = [pytest.mark.up, pytest.mark.serial]
 PASSWORD = "a long sentence for tests 7"
 CARD = "GPU-0e2e0000-1111-2222-3333-444455556666"
 MIB = 1024 * 1024
-CHROMIUM_ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 PROGRAM = """python3 - <<'END'
 import os, time
 print("devices=" + os.environ["CUDA_VISIBLE_DEVICES"], flush=True)
@@ -124,19 +116,6 @@ def card(nvml_library: Path) -> Iterator[FakeNvml]:  # noqa: F811
         yield fake
         stop.set()
         thread.join(5)
-
-
-@contextlib.contextmanager
-def browsing() -> Iterator[Browser]:
-    path = os.environ.get("CHROMIUM") or shutil.which("chromium")
-    if path is None:
-        pytest.skip("chromium is not installed")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=CHROMIUM_ARGUMENTS)
-        try:
-            yield browser
-        finally:
-            browser.close()
 
 
 class Person:
