@@ -67,8 +67,26 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
+class Fabric:
+    """A network that joins nodes. PCIe and a card's memory bandwidth are no fabrics.
+
+    ``kind``: nvlink, infiniband, roce or ethernet; ``gbps`` per node; ``domain`` names the island: nodes
+    whose fabric of one kind has the same domain reach each other over it.
+    """
+
+    kind: str
+    gbps: int
+    domain: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
-    """A server. ``cpu_milli`` and ``memory_mib`` None = not known, taken as ample."""
+    """A server. ``cpu_milli`` and ``memory_mib`` None = not known, taken as ample.
+
+    ``domain``: its place below the cluster from coarse to fine (row, rack, switch); a domain is its whole
+    path. ``datasets``: codes of the data sets that lie or are cached here. ``power_headroom_mw`` None = not
+    limited.
+    """
 
     id: int
     name: str
@@ -82,6 +100,11 @@ class Node:
     nvlink: bool = False
     blocked: str | None = None
     cpu_only: bool = False
+    domain: tuple[str, ...] = ()
+    fabrics: tuple[Fabric, ...] = ()
+    storage: frozenset[str] = frozenset()
+    datasets: frozenset[str] = frozenset()
+    power_headroom_mw: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +144,18 @@ class Running:
     started_at: int = 0
     ends_at: int | None = None
     user_id: int | None = None
+    ending: bool = False
+    """It is being stopped already: its places come back without a further eviction."""
+    spared: bool = False
+    """Its department's mode (pilot, or roll-out and not willing) keeps it from being taken back."""
+    evictions: int = 0
+    """How often its request was displaced so far."""
+    movable: bool = False
+    """It can be started elsewhere from its checkpoint (opt-in of consolidation)."""
+    evictable_after: int = 0
+    """Not before this moment, whatever the minimum run time says (back-off after repeated evictions)."""
+    min_nodes: int | None = None
+    """A gang that shrinks: members beyond this many may be taken alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +193,36 @@ class Request:
     queued_at: int = 0
     start_at: int | None = None
     user_id: int | None = None
+    min_nodes: int | None = None
+    """Elastic: starts with as many nodes as there are, but at least this many. None = all or nothing."""
+    domain_required: int | None = None
+    """Depth of ``Node.domain`` that all nodes must share (1 = the coarsest level); None = anywhere."""
+    domain_preferred: int | None = None
+    fabric: str = ""
+    """Kind of network that all nodes of a gang must share; with ``min_fabric_gbps`` per node."""
+    min_fabric_gbps: int = 0
+    storage: str = ""
+    datasets: tuple[str, ...] = ()
+    stage_datasets: bool = True
+    """False: only nodes that have all data sets; True: such nodes are preferred, others get them staged."""
+    spread: bool = False
+    """Replicas of a service: on different nodes where possible (members need not share a fabric)."""
+    deadline_at: int | None = None
+    evictions: int = 0
+    displaced_by: tuple[int, ...] = ()
+    """Departments that displaced it: it does not displace them in turn unless they are above their share by
+    a margin."""
+    evicts_after: int = 0
+    """It may not displace anybody before this moment (back-off after repeated evictions)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Places freed for a preemptor and held for its request until it starts, leaves, or ``until``."""
+
+    request_id: int
+    members: tuple[Member, ...]
+    until: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +243,39 @@ class Snapshot:
     pending: tuple[Request, ...]
     quotas: Mapping[str, tuple[QuotaNode, ...]] = field(default_factory=dict)
     users: Mapping[int, UserRoom] = field(default_factory=dict)
+    kept: tuple[Kept, ...] = ()
+    user_use: Mapping[int, int] = field(default_factory=dict)
+    """Decayed use per person in milli-GPU-hours, for the option that orders people within a department."""
+    minimum_run: Mapping[int, MinimumRun] = field(default_factory=dict)
+    """Per department that sets one; resolved over the tree as the case files' ``min_runtime`` says."""
+    mix: Mix | None = None
+    """The workload learnt from history, for placement; None = from what runs and waits now."""
+
+
+@dataclass(frozen=True, slots=True)
+class MinimumRun:
+    """Milliseconds that work is left alone after its last start; None = as the parent says."""
+
+    preempt_ms: int | None = None
+    reclaim_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskClass:
+    """One kind of work in the history: host CPU, cards and milli-GPU of each, models it accepts (empty =
+    any)."""
+
+    cpu_milli: int
+    per_node: int
+    milli: int
+    flavours: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """How often each class arrived (counts, any scale)."""
+
+    classes: tuple[tuple[TaskClass, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +294,26 @@ class Policy:
     overdue_ms: int = 60_000
     nodes_told: int = 8
     windows_ahead_ms: int = 14 * 86_400_000
+    reclaim: bool = True
+    """An owner below its guarantee takes back what others borrow."""
+    preempt: bool = True
+    """Strictly higher priority displaces interruptible work of the same department."""
+    preempt_equal: bool = False
+    rebalance: bool = False
+    """Borrowers displace each other for fairness; off: only owners reclaim."""
+    consolidate: bool = False
+    """Movable work is moved where that lets a blocked request start."""
+    min_run_preempt_ms: int = 0
+    min_run_reclaim_ms: int = 0
+    displace_margin_permille: int = 100
+    """Who was displaced displaces in turn only those above their share by this margin."""
+    evictions_back_off: int = 3
+    back_off_ms: int = 3_600_000
+    keep_for_preemptor_ms: int = 900_000
+    max_victims: int = 64
+    user_decay: bool = False
+    order: Literal["guarantee", "tournament"] = "guarantee"
+    class_weights: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +336,43 @@ class Reserve:
     flavour: str
     start_at: int
     members: tuple[Member, ...]
+
+
+EvictCause = Literal["reclaim", "preempt", "rebalance", "consolidate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """Take a running allocation back so that ``for_request_id`` can start. ``members`` empty = all of it.
+
+    ``rule`` is a code; ``figures`` are the sums it rests on (levels, use, guarantee, share before and
+    after). The places of the request are in the plan's ``keeps``.
+    """
+
+    allocation_id: int
+    for_request_id: int
+    cause: EvictCause
+    rule: str
+    figures: Mapping[str, Any]
+    members: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Consolidation: stop an allocation and start its request again on ``members``."""
+
+    allocation_id: int
+    for_request_id: int
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Split a drained card anew: the profiles with their first memory slot, in order of slot."""
+
+    gpu_id: int
+    for_request_id: int
+    profiles: tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +408,13 @@ class Plan:
     places: tuple[Place, ...]
     reserves: tuple[Reserve, ...]
     waiting: tuple[Waiting, ...]
+    evicts: tuple[Evict, ...] = ()
+    keeps: tuple[Kept, ...] = ()
+    moves: tuple[Move, ...] = ()
+    layouts: tuple[Layout, ...] = ()
+    spared: tuple[Evict, ...] = ()
+    """What would have been taken back had the victim's department not been in pilot or roll-out mode."""
 
     @property
-    def ops(self) -> tuple[Place | Reserve, ...]:
-        return (*self.places, *self.reserves)
+    def ops(self) -> tuple[Place | Reserve | Evict | Kept | Move | Layout, ...]:
+        return (*self.places, *self.evicts, *self.moves, *self.layouts, *self.keeps, *self.reserves)
