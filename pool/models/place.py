@@ -77,6 +77,7 @@ class Node(PublicModel):
     nvlink_domain = models.CharField(max_length=64, blank=True)
     switch = models.CharField(max_length=64, blank=True)
     rack = models.CharField(max_length=64, blank=True)
+    row = models.CharField(max_length=64, blank=True, help_text="of racks: the coarsest part of a site")
     labels = models.JSONField(default=dict)
     facts = models.JSONField(default=dict, help_text="last hello of the agent, without its jobs")
     simulated = models.BooleanField(default=False)
@@ -123,6 +124,9 @@ class NodeFabric(models.Model):
     kind = models.CharField(max_length=12, choices=Kind.choices)
     speed_gbit_s = models.PositiveIntegerField()
     ports = models.PositiveSmallIntegerField(default=1)
+    domain = models.CharField(
+        max_length=64, blank=True, help_text="island: nodes of one kind and domain reach each other"
+    )
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["node", "kind"], name="fabric_once")]
@@ -141,6 +145,9 @@ class NodeStorage(models.Model):
     size_gib = models.PositiveIntegerField(default=0)
     read_mib_s = models.PositiveIntegerField(null=True, blank=True)
 
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["node", "kind", "path"], name="storage_once")]
+
     def __str__(self) -> str:
         return f"{self.kind} {self.size_gib} GiB"
 
@@ -157,6 +164,10 @@ class Dataset(PublicModel):
     department = models.ForeignKey(
         "accounts.Department", on_delete=models.PROTECT, null=True, blank=True, related_name="+"
     )
+    retired_at = models.DateTimeField(null=True, blank=True, help_text="no new request may name it")
+
+    class Meta:
+        ordering = ["code"]
 
     def __str__(self) -> str:
         return self.name

@@ -1,24 +1,27 @@
 """Models of quotas."""
 
 from quotas.models.approval import ApprovalPolicy, ApprovalStep, Delegation
-from quotas.models.flavour import FlavourCapacity, GpuFlavour
-from quotas.models.grant import QuotaChange, QuotaGrant, QuotaUsage, UserLimit
+from quotas.models.flavour import FlavourCapacity, GpuFlavour, PoolName
+from quotas.models.grant import AskRule, QuotaChange, QuotaGrant, QuotaUsage, UserLimit
 from quotas.models.money import LedgerEntry, LedgerMonth, PriceRate, UsageSpan
-from quotas.models.request import CapacityRequest, RequestEvent
+from quotas.models.request import CapacityRequest, RequestDependency, RequestEvent
 
 __all__ = [
     "ApprovalPolicy",
     "ApprovalStep",
+    "AskRule",
     "CapacityRequest",
     "Delegation",
     "FlavourCapacity",
     "GpuFlavour",
     "LedgerEntry",
     "LedgerMonth",
+    "PoolName",
     "PriceRate",
     "QuotaChange",
     "QuotaGrant",
     "QuotaUsage",
+    "RequestDependency",
     "RequestEvent",
     "UsageSpan",
     "UserLimit",

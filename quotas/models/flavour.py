@@ -52,6 +52,11 @@ class FlavourCapacity(models.Model):
     cuda_max = models.CharField(
         max_length=16, blank=True, help_text="newest CUDA that a node runs; empty: not told"
     )
+    facts = models.JSONField(
+        default=dict,
+        help_text="what its nodes offer: sites{code: nodes}, fabrics{kind: Gbit/s}, storage[], "
+        "levels{row, rack, switch: most nodes in one}, driver",
+    )
     updated_at = models.DateTimeField()
 
     class Meta:
@@ -66,3 +71,27 @@ class FlavourCapacity(models.Model):
 
     def __str__(self) -> str:
         return f"{self.flavour}: {self.healthy_milli}/{self.installed_milli}"
+
+
+class PoolName(models.Model):
+    """A thing of the pool that a request may name: a site or a data set. Written by pool's services."""
+
+    class Kind(models.TextChoices):
+        SITE = "site", _("Site")
+        DATASET = "dataset", _("Data set")
+
+    id = models.BigAutoField(primary_key=True)
+    kind = models.CharField(max_length=8, choices=Kind.choices)
+    code = models.CharField(max_length=80)
+    name = models.CharField(max_length=200, blank=True)
+    department = models.ForeignKey(
+        "accounts.Department", on_delete=models.PROTECT, null=True, blank=True, related_name="+"
+    )
+    facts = models.JSONField(default=dict, help_text="data set: size_gib and where it lies")
+    active = models.BooleanField(default=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["kind", "code"], name="pool_name_once")]
+
+    def __str__(self) -> str:
+        return self.name or self.code

@@ -114,6 +114,8 @@ class UserLimit(PublicModel):
     longest_lease_s = models.BigIntegerField(null=True, blank=True)
     gpu_ms_per_month = models.BigIntegerField(null=True, blank=True)
     money_micro_per_month = models.BigIntegerField(null=True, blank=True)
+    waiting_at_once = models.PositiveIntegerField(null=True, blank=True, help_text="requests that wait")
+    running_at_once = models.PositiveIntegerField(null=True, blank=True, help_text="requests that hold GPUs")
 
     class Meta:
         constraints = [
@@ -128,6 +130,23 @@ class UserLimit(PublicModel):
 
     def __str__(self) -> str:
         return str(self.user or "*")
+
+
+class AskRule(PublicModel):
+    """What a department lets its people choose; holds for its subtree unless a lower one says otherwise."""
+
+    department = models.OneToOneField(
+        "accounts.Department", on_delete=models.PROTECT, related_name="ask_rule"
+    )
+    priority_most = models.PositiveSmallIntegerField(default=100, help_text="highest priority, 0 to 100")
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(condition=Q(priority_most__lte=100), name="ask_rule_priority"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.department}: {self.priority_most}"
 
 
 class QuotaChange(PublicModel):

@@ -27,9 +27,38 @@ class CapacityRequest(PublicModel):
         NEEDS_CONSENT = "needs_consent", _("Waiting for your consent")
         QUEUED = "queued", _("Queued")
         ALLOCATED = "allocated", _("Allocated")
+        SERIES = "series", _("Under way")
         ENDED = "ended", _("Ended")
         REJECTED = "rejected", _("Rejected")
         WITHDRAWN = "withdrawn", _("Withdrawn")
+
+    class Series(models.TextChoices):
+        NONE = "", _("Single")
+        ARRAY = "array", _("Job array")
+        WINDOW = "window", _("Recurring window")
+        SERVICE = "service", _("Service with replicas")
+
+    class Level(models.TextChoices):
+        ANY = "", _("Anywhere")
+        ROW = "row", _("Row")
+        RACK = "rack", _("Rack")
+        SWITCH = "switch", _("Switch")
+
+    class Fabric(models.TextChoices):
+        ANY = "", _("Any network")
+        NVLINK = "nvlink", "NVLink"
+        INFINIBAND = "infiniband", "InfiniBand"
+        ROCE = "roce", "RoCE"
+        ETHERNET = "ethernet", "Ethernet"
+
+    class ScaleBy(models.TextChoices):
+        FIXED = "fixed", _("Always the same")
+        TIMETABLE = "timetable", _("Weekly timetable")
+        SIGNAL = "signal", _("Signal")
+
+    class AfterFailed(models.TextChoices):
+        WITHDRAW = "withdraw", _("withdraw this one too")
+        WAIT = "wait", _("keep it waiting for me to decide")
 
     class Shape(models.TextChoices):
         WHOLE = "whole", _("Whole GPUs")
@@ -95,6 +124,50 @@ class CapacityRequest(PublicModel):
     cost_code = models.CharField(max_length=48, blank=True)
     purpose = models.TextField(blank=True)
 
+    # Limits in time and place
+    nodes_min = models.PositiveIntegerField(
+        null=True, blank=True, help_text="elastic: starts with at least so many nodes; null: with all"
+    )
+    deadline_at = models.DateTimeField(null=True, blank=True, help_text="must be finished by then")
+    end_at = models.DateTimeField(
+        null=True, blank=True, help_text="end of a reserved window, whenever its work began"
+    )
+    fabric = models.CharField(max_length=12, choices=Fabric.choices, blank=True)
+    fabric_gbit_s = models.PositiveIntegerField(default=0, help_text="at least, per node")
+    storage = models.CharField(max_length=24, blank=True, help_text="kind that each node must have")
+    domain_required = models.CharField(max_length=8, choices=Level.choices, blank=True)
+    domain_preferred = models.CharField(max_length=8, choices=Level.choices, blank=True)
+    stage_datasets = models.BooleanField(
+        default=True, help_text="other nodes may get the data sets copied first"
+    )
+
+    # Several in one: an approved head (state SERIES) and its members, each a request of the queue
+    series = models.CharField(max_length=8, choices=Series.choices, blank=True)
+    head = models.ForeignKey("self", on_delete=models.PROTECT, null=True, blank=True, related_name="members")
+    member_index = models.PositiveIntegerField(
+        null=True, blank=True, help_text="array index, day number of an occurrence, or replica number"
+    )
+    array_count = models.PositiveIntegerField(default=0)
+    array_at_once = models.PositiveIntegerField(default=0, help_text="members that may run at once")
+    window = models.JSONField(default=dict, help_text="days, from, to, zone, first, until, skip")
+    scale_by = models.CharField(max_length=10, choices=ScaleBy.choices, default=ScaleBy.FIXED)
+    timetable = models.JSONField(default=dict, help_text="zone and replicas by weekday and hour")
+    signal_per_replica = models.PositiveIntegerField(default=1)
+    signal_value = models.PositiveIntegerField(null=True, blank=True)
+    signal_at = models.DateTimeField(null=True, blank=True)
+    signal_peak = models.JSONField(default=list, help_text="lately wanted replicas with their times")
+    replicas_wanted = models.PositiveIntegerField(null=True, blank=True)
+    health = models.JSONField(default=dict, help_text="kind, path, port or command, every_s, failures")
+    review_span_s = models.PositiveIntegerField(
+        null=True, blank=True, help_text="time to the review date as approved: one renewal at most"
+    )
+    held = models.CharField(
+        max_length=16, blank=True, help_text="queued but not in line yet: dependency, failed, array"
+    )
+    after_failed = models.CharField(max_length=8, choices=AfterFailed.choices, default=AfterFailed.WITHDRAW)
+    let_go_at = models.DateTimeField(null=True, blank=True, help_text="when the pool was asked to end it")
+    let_go_cause = models.CharField(max_length=32, blank=True)
+
     # What is run
     run_kind = models.CharField(max_length=8, choices=RunKind.choices, default=RunKind.COMMAND)
     command = models.TextField(blank=True)
@@ -137,12 +210,33 @@ class CapacityRequest(PublicModel):
                 name="request_fraction",
             ),
             models.CheckConstraint(condition=Q(charge_milli__gte=0), name="request_charge"),
+            models.CheckConstraint(
+                condition=Q(nodes_min=None) | Q(nodes_min__gte=1, nodes_min__lte=models.F("nodes")),
+                name="request_elastic",
+            ),
+            models.CheckConstraint(
+                condition=Q(end_at=None) | Q(start_at=None) | Q(end_at__gt=models.F("start_at")),
+                name="request_window_forward",
+            ),
+            models.CheckConstraint(
+                condition=Q(head=None, member_index=None)
+                | Q(head__isnull=False, member_index__isnull=False, series=""),
+                name="request_member",
+            ),
+            models.UniqueConstraint(
+                fields=["head", "member_index"],
+                condition=Q(state__in=["queued", "allocated"]),
+                name="request_member_once",
+            ),
         ]
         indexes = [
             models.Index(fields=["requester", "-id"], name="request_requester"),
             models.Index(fields=["department", "-id"], name="request_department"),
             models.Index(fields=["queued_at", "id"], name="request_queue", condition=Q(state="queued")),
             models.Index(fields=["state", "-id"], name="request_state"),
+            models.Index(
+                fields=["head", "member_index"], name="request_members", condition=Q(head__isnull=False)
+            ),
         ]
 
     def __str__(self) -> str:
@@ -159,6 +253,37 @@ class CapacityRequest(PublicModel):
         if self.shape == self.Shape.CPU:
             return 0
         return self.mig_count if self.shape == self.Shape.MIG else self.gpus_per_node * self.nodes
+
+
+class RequestDependency(models.Model):
+    """``request`` waits until ``on`` has ended: well (it finished, or its time was used up), or in any way.
+
+    A series counts as ended when all its members are. No cycles: a request can only wait for older ones,
+    or for those that do not wait for it, which the service checks under locks.
+    """
+
+    class Kind(models.TextChoices):
+        OK = "ok", _("ended well")
+        ANY = "any", _("ended in any way")
+
+    id = models.BigAutoField(primary_key=True)
+    request = models.ForeignKey(CapacityRequest, on_delete=models.PROTECT, related_name="waits_for")
+    on = models.ForeignKey(CapacityRequest, on_delete=models.PROTECT, related_name="awaited_by")
+    kind = models.CharField(max_length=4, choices=Kind.choices, default=Kind.OK)
+    met_at = models.DateTimeField(null=True, blank=True)
+    failed_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["request", "on"], name="dependency_once"),
+            models.CheckConstraint(condition=~Q(request=models.F("on")), name="dependency_not_self"),
+        ]
+        indexes = [
+            models.Index(fields=["on"], name="dependency_open", condition=Q(met_at=None, failed_at=None))
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.request_id} after {self.on_id} ({self.kind})"
 
 
 class RequestEvent(models.Model):
