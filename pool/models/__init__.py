@@ -4,8 +4,20 @@ from pool.models.agent import AgentCommand, AgentEnrolment, AgentToken
 from pool.models.allocation import Allocation, AllocationEvent, AllocationLog, AllocationMember
 from pool.models.gpu import Gpu, MigSlice
 from pool.models.lease import Lease, LeaseSpan, Reservation
+from pool.models.maintenance import MaintenanceNode, MaintenanceWindow
 from pool.models.place import Cluster, Dataset, Node, NodeFabric, NodeStorage, Site
-from pool.models.scheduling import QueueEntry, ReclaimCase, SchedulerCycle, SchedulingPolicy
+from pool.models.reclaim import (
+    DepartmentMode,
+    IdleWatch,
+    KeptPlace,
+    KeptSpan,
+    LayoutTask,
+    ReclaimAdvice,
+    ReclaimCase,
+    ReclaimConsent,
+    ReclaimRuleSet,
+)
+from pool.models.scheduling import QueueEntry, SchedulerCycle, SchedulingPolicy
 
 __all__ = [
     "AgentCommand",
@@ -17,15 +29,25 @@ __all__ = [
     "AllocationMember",
     "Cluster",
     "Dataset",
+    "DepartmentMode",
     "Gpu",
+    "IdleWatch",
+    "KeptPlace",
+    "KeptSpan",
+    "LayoutTask",
     "Lease",
     "LeaseSpan",
+    "MaintenanceNode",
+    "MaintenanceWindow",
     "MigSlice",
     "Node",
     "NodeFabric",
     "NodeStorage",
     "QueueEntry",
+    "ReclaimAdvice",
     "ReclaimCase",
+    "ReclaimConsent",
+    "ReclaimRuleSet",
     "Reservation",
     "SchedulerCycle",
     "SchedulingPolicy",

@@ -54,7 +54,7 @@ class AgentCommand(PublicModel):
         Allocation, on_delete=models.PROTECT, null=True, blank=True, related_name="commands"
     )
     member = models.PositiveSmallIntegerField(default=0)
-    kind = models.CharField(max_length=16, help_text="start, stop, check_free")
+    kind = models.CharField(max_length=16, help_text="start, checkpoint, stop, check_free")
     payload = models.JSONField(default=dict)
     sent_at = models.DateTimeField(null=True, blank=True)
     acked_at = models.DateTimeField(null=True, blank=True)

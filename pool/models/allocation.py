@@ -127,6 +127,9 @@ class AllocationMember(models.Model):
     exit_signal = models.PositiveSmallIntegerField(null=True, blank=True)
     seen_free_at = models.DateTimeField(null=True, blank=True)
     fenced_at = models.DateTimeField(null=True, blank=True)
+    given_up_at = models.DateTimeField(
+        null=True, blank=True, help_text="taken back alone: the rest of the gang goes on without it"
+    )
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["allocation", "number"], name="member_once")]

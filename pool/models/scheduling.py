@@ -1,12 +1,10 @@
-"""Decisions of the scheduler: cycles, why each request waits, and what is being taken back."""
+"""Decisions of the scheduler: cycles, and why each request waits."""
 
 from __future__ import annotations
 
 from django.db import models
 from django.db.models import Q
-from django.utils.translation import gettext_lazy as _
 
-from pool.models.allocation import Allocation
 from portal.kernel.clock import now
 from portal.kernel.models import PublicModel
 
@@ -70,40 +68,3 @@ class QueueEntry(models.Model):
 
     def __str__(self) -> str:
         return f"{self.request_id}: {self.reason}"
-
-
-class ReclaimCase(PublicModel):
-    """One act of taking back: notice → grace → checkpoint → stop → seen free; each step stamped."""
-
-    class Cause(models.TextChoices):
-        EXPIRED = "expired", _("Time is up")
-        IDLE = "idle", _("Idle")
-        OVER_QUOTA = "over_quota", _("Over quota")
-        PREEMPTED = "preempted", _("Preempted")
-        NODE_LOST = "node_lost", _("Node lost")
-        REVOKED = "revoked", _("Revoked")
-        RELEASED = "released", _("Released")
-        MAINTENANCE = "maintenance", _("Maintenance")
-        SUSPENDED = "suspended", _("Holder suspended")
-
-    allocation = models.ForeignKey(Allocation, on_delete=models.PROTECT, related_name="reclaim_cases")
-    cause = models.CharField(max_length=12, choices=Cause.choices)
-    rule = models.CharField(max_length=64, blank=True)
-    noticed_at = models.DateTimeField(null=True, blank=True)
-    grace_until = models.DateTimeField(null=True, blank=True)
-    checkpoint_at = models.DateTimeField(null=True, blank=True)
-    stop_sent_at = models.DateTimeField(null=True, blank=True)
-    stopped_at = models.DateTimeField(null=True, blank=True)
-    seen_free_at = models.DateTimeField(null=True, blank=True)
-    escalated_at = models.DateTimeField(null=True, blank=True)
-    closed_at = models.DateTimeField(null=True, blank=True)
-
-    class Meta:
-        constraints = [
-            models.UniqueConstraint(
-                fields=["allocation"], condition=Q(closed_at=None), name="reclaim_one_open"
-            ),
-        ]
-
-    def __str__(self) -> str:
-        return f"{self.allocation} {self.cause}"
