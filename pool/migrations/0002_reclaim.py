@@ -253,10 +253,6 @@ class Migration(migrations.Migration):
                 ("published_by_name", models.CharField(blank=True, max_length=200)),
             ],
         ),
-        migrations.AlterModelOptions(
-            name="dataset",
-            options={"ordering": ["code"]},
-        ),
         migrations.AddField(
             model_name="allocationmember",
             name="given_up_at",
@@ -369,10 +365,6 @@ class Migration(migrations.Migration):
             model_name="reclaimcase",
             name="checkpoint_at",
             field=models.DateTimeField(blank=True, help_text="the hook was ordered", null=True),
-        ),
-        migrations.AddConstraint(
-            model_name="nodestorage",
-            constraint=models.UniqueConstraint(fields=("node", "kind", "path"), name="storage_once"),
         ),
         migrations.AddField(
             model_name="departmentmode",
