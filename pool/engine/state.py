@@ -1,13 +1,14 @@
 """The pool as it changes during one decision: what is free on each card and node, and what is promised from
 when.
 
-Built from nodes and from what holds places; ``take`` books a member. Free space only shrinks afterwards, so
-what did not fit once does not fit later in the same cycle.
+Built from nodes and from what holds places; ``take`` books a member, ``give_back`` undoes that for one that is
+booked. ``mark`` and ``rollback`` bracket a what-if: all that happened in between is undone, at the cost of what
+changed. Outside of these free space only shrinks, so what did not fit once does not fit later in the same cycle.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from pool.engine.model import WHOLE, Gpu, Member, Node, Slice, Span, Take
@@ -28,6 +29,7 @@ class GpuState:
     free: list[Span] = field(default_factory=lambda: [WHOLE])
     free_mib: int = 0
     free_slices: dict[int, Slice] = field(default_factory=dict)
+    held: tuple[Take, ...] = ()
 
     @property
     def untouched(self) -> bool:
@@ -70,6 +72,7 @@ class PoolState:
         self.free_milli: dict[str, int] = {}
         self.holds: list[Hold] = []
         self.host_slack: dict[int, list[tuple[int, int, int]]] = {}
+        self._undo: list[Callable[[], None]] = []
         for node in sorted(nodes, key=lambda one: one.id):
             state = NodeState(node, _known(node.cpu_milli), _known(node.memory_mib))
             self.nodes[node.id] = state
@@ -87,45 +90,118 @@ class PoolState:
             self.take(member, lenient=True)
 
     def take(self, member: Member, *, lenient: bool = False) -> None:
-        """Book a member. Overbooked when a span is not free; ``lenient`` (for what already runs) takes what
-        is there.
+        """Book a member. Overbooked, and nothing booked, when a span is not free; ``lenient`` (for what already
+        runs) takes what is there.
         """
-        state = self.nodes.get(member.node_id)
-        if state is not None:
-            state.cpu = max(0, state.cpu - member.cpu_milli) if state.cpu != AMPLE else AMPLE
-            state.memory = max(0, state.memory - member.memory_mib) if state.memory != AMPLE else AMPLE
-        for take in member.takes:
-            card = self.gpus.get(take.gpu_id)
-            if card is None:
-                if lenient:
-                    continue
-                raise Overbooked(f"card {take.gpu_id} is not in the pool")
-            self._take(card, take, lenient)
+        token = self.mark()
+        try:
+            for take in member.takes:
+                self._take(take, lenient)
+        except Overbooked:
+            self.rollback(token)
+            raise
+        self._host(member, -1)
 
-    def _take(self, card: GpuState, take: Take, lenient: bool) -> None:
-        before = card.free_milli
-        for low, high in take.spans:
-            if not lenient and not any(start <= low and high <= end for start, end in card.free):
-                raise Overbooked(f"card {take.gpu_id}: [{low}, {high}) is not free")
-            card.free = subtract(card.free, [(low, high)])
-        if card.gpu.blocked is None:
-            self.free_milli[card.gpu.flavour] -= before - card.free_milli
-        if take.slice_id is not None:
-            if card.free_slices.pop(take.slice_id, None) is None and not lenient:
+    def give_back(self, member: Member) -> None:
+        """Free what a booked member holds. Overbooked, and nothing freed, when it does not hold it; cards and
+        nodes that are not in the pool are left aside."""
+        token = self.mark()
+        try:
+            for take in member.takes:
+                self._give_back(take)
+        except Overbooked:
+            self.rollback(token)
+            raise
+        self._host(member, 1)
+
+    def mark(self) -> int:
+        """A point to return to with ``rollback``. Marks nest."""
+        return len(self._undo)
+
+    def rollback(self, token: int) -> None:
+        """Undo every take, give-back and hold since ``mark`` gave the token."""
+        while len(self._undo) > token:
+            self._undo.pop()()
+
+    def _host(self, member: Member, sign: int) -> None:
+        node = self.nodes.get(member.node_id)
+        if node is None:
+            return
+        before = (node.cpu, node.memory)
+
+        def restore() -> None:
+            node.cpu, node.memory = before
+
+        self._undo.append(restore)
+        if node.cpu != AMPLE:
+            node.cpu += sign * member.cpu_milli
+        if node.memory != AMPLE:
+            node.memory += sign * member.memory_mib
+
+    def _take(self, take: Take, lenient: bool) -> None:
+        card = self.gpus.get(take.gpu_id)
+        if card is None:
+            if lenient:
+                return
+            raise Overbooked(f"card {take.gpu_id} is not in the pool")
+        if not lenient:
+            for low, high in take.spans:
+                if not any(start <= low and high <= end for start, end in card.free):
+                    raise Overbooked(f"card {take.gpu_id}: [{low}, {high}) is not free")
+            if take.slice_id is not None and take.slice_id not in card.free_slices:
                 raise Overbooked(f"slice {take.slice_id} is not free")
-        else:
-            # Memory 0 means the whole card's: nothing is left to share then.
-            card.free_mib = max(0, card.free_mib - take.memory_mib) if take.memory_mib else 0
-        if card.gpu.mig:
-            card.free_slices = {
-                key: one for key, one in card.free_slices.items() if not overlaps(one.span, take.spans)
-            }
+        self._hold(card, (*card.held, take))
+
+    def _give_back(self, take: Take) -> None:
+        card = self.gpus.get(take.gpu_id)
+        if card is None:
+            return
+        if take not in card.held:
+            raise Overbooked(f"card {take.gpu_id}: nobody holds {take.spans}")
+        position = card.held.index(take)
+        self._hold(card, card.held[:position] + card.held[position + 1 :])
+
+    def _hold(self, card: GpuState, held: tuple[Take, ...]) -> None:
+        """Set what is held of a card; all that is free follows from it."""
+        before = (card.held, card.free, card.free_mib, card.free_slices)
+        milli = card.free_milli
+
+        def restore() -> None:
+            self._count(card, card.free_milli, -1)
+            card.held, card.free, card.free_mib, card.free_slices = before
+            self._count(card, card.free_milli, 1)
+
+        self._undo.append(restore)
+        spans = [span for take in held for span in take.spans]
+        slices = {take.slice_id for take in held if take.slice_id is not None}
+        card.held = held
+        card.free = subtract([WHOLE], spans)
+        # Memory 0 means the whole card's: nothing is left to share then.
+        shared = [take.memory_mib or card.gpu.memory_mib for take in held if take.slice_id is None]
+        card.free_mib = max(0, card.gpu.memory_mib - sum(shared))
+        card.free_slices = {
+            one.id: one
+            for one in card.gpu.slices
+            if one.id not in slices and not (card.gpu.mig and overlaps(one.span, spans))
+        }
+        self._count(card, milli, -1)
+        self._count(card, card.free_milli, 1)
+
+    def _count(self, card: GpuState, milli: int, sign: int) -> None:
+        if card.gpu.blocked is None:
+            self.free_milli[card.gpu.flavour] += sign * milli
 
     def add_hold(self, request_id: int, start_at: int, members: Iterable[Member], later: PoolState) -> None:
         """Promise ``members`` from ``start_at``; ``later`` is the pool as expected then, without them.
 
         Keeps per node how much host CPU and memory others may still use past ``start_at``.
         """
+        before, slack_before = list(self.holds), dict(self.host_slack)
+
+        def restore() -> None:
+            self.holds, self.host_slack = before, slack_before
+
+        self._undo.append(restore)
         spans: dict[int, tuple[Span, ...]] = {}
         slices: set[int] = set()
         for member in members:
@@ -135,13 +211,15 @@ class PoolState:
                     slices.add(take.slice_id)
             host = later.nodes[member.node_id]
             slack = (start_at, max(0, host.cpu - member.cpu_milli), max(0, host.memory - member.memory_mib))
-            self.host_slack.setdefault(member.node_id, []).append(slack)
+            self.host_slack[member.node_id] = [*self.host_slack.get(member.node_id, ()), slack]
         self.holds.append(Hold(request_id, start_at, spans, frozenset(slices)))
 
     def spend_slack(self, member: Member, ends_at: int | None) -> None:
         """A placed member that runs past a promise uses up the host slack left beside it."""
         slacks = self.host_slack.get(member.node_id)
         if slacks:
+            before = slacks
+            self._undo.append(lambda: self.host_slack.__setitem__(member.node_id, before))
             self.host_slack[member.node_id] = [
                 (start, cpu - member.cpu_milli, memory - member.memory_mib)
                 if ends_at is None or ends_at > start
@@ -182,11 +260,11 @@ class View:
 
     def cpu(self, state: NodeState) -> int:
         limit = self.host.get(state.node.id)
-        return state.cpu if limit is None else min(state.cpu, limit[0])
+        return max(0, state.cpu if limit is None else min(state.cpu, limit[0]))
 
     def memory(self, state: NodeState) -> int:
         limit = self.host.get(state.node.id)
-        return state.memory if limit is None else min(state.memory, limit[1])
+        return max(0, state.memory if limit is None else min(state.memory, limit[1]))
 
 
 def subtract(free: list[Span], taken: Iterable[Span]) -> list[Span]:
