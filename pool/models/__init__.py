@@ -17,7 +17,7 @@ from pool.models.reclaim import (
     ReclaimConsent,
     ReclaimRuleSet,
 )
-from pool.models.scheduling import QueueEntry, SchedulerCycle, SchedulingPolicy
+from pool.models.scheduling import QueueEntry, SchedulerCycle, SchedulerSnapshot, SchedulingPolicy
 
 __all__ = [
     "AgentCommand",
@@ -50,6 +50,7 @@ __all__ = [
     "ReclaimRuleSet",
     "Reservation",
     "SchedulerCycle",
+    "SchedulerSnapshot",
     "SchedulingPolicy",
     "Site",
 ]

@@ -10,13 +10,24 @@ from portal.kernel.models import PublicModel
 
 
 class SchedulingPolicy(PublicModel):
-    """A version of the scheduler's policy as data; one is active."""
+    """A version of the scheduler's policy as data; one is active.
+
+    A draft (never published) may be changed; what was published once stays as it is, so that a decision can be
+    replayed under the version that it names. `values` hold only the switches that differ from the defaults.
+    """
 
     name = models.CharField(max_length=80)
     values = models.JSONField(default=dict)
+    note = models.TextField(blank=True, help_text="why it is as it is")
+    based_on = models.ForeignKey(
+        "self", on_delete=models.PROTECT, null=True, blank=True, related_name="drafts"
+    )
+    made_by_name = models.CharField(max_length=200, blank=True)
     active = models.BooleanField(default=False)
     published_at = models.DateTimeField(null=True, blank=True)
     published_by_name = models.CharField(max_length=200, blank=True)
+    preview = models.JSONField(default=dict, help_text="what stored decisions would have been under it")
+    previewed_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
         constraints = [
@@ -29,18 +40,58 @@ class SchedulingPolicy(PublicModel):
         return f"{self.name} v{self.pk}"
 
 
+class SchedulerSnapshot(models.Model):
+    """What a decision looked at, compressed: all of it (no `parent`), or what differs from `parent`.
+
+    `hash` is that of the whole snapshot (pool/engine/canonical.py). A chain is removed as a whole once all its
+    decisions are older than the retention.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    hash = models.CharField(max_length=64)
+    parent = models.ForeignKey(
+        "self", on_delete=models.PROTECT, null=True, blank=True, related_name="children"
+    )
+    base = models.ForeignKey("self", on_delete=models.PROTECT, null=True, blank=True, related_name="chain")
+    depth = models.PositiveSmallIntegerField(default=0)
+    data = models.BinaryField()
+    raw_bytes = models.PositiveIntegerField()
+    created_at = models.DateTimeField(default=now)
+
+    class Meta:
+        indexes = [models.Index(fields=["created_at"], name="snapshot_time")]
+
+    def __str__(self) -> str:
+        return self.hash[:12]
+
+
 class SchedulerCycle(PublicModel):
-    """One cycle that decided something, with what is needed to judge it later."""
+    """One cycle that decided something, with what is needed to judge and to replay it later.
+
+    `decided_at_ms` is the moment given to the engine, `only` the requests it was asked about (null: all),
+    `plan_hash` what came out. Without a policy row the built-in defaults were in force.
+    """
 
     started_at = models.DateTimeField(default=now)
     took_ms = models.PositiveIntegerField(default=0)
     cause = models.CharField(max_length=48, blank=True)
     snapshot_hash = models.CharField(max_length=64, blank=True)
+    snapshot = models.ForeignKey(
+        SchedulerSnapshot, on_delete=models.SET_NULL, null=True, blank=True, related_name="cycles"
+    )
     policy = models.ForeignKey(SchedulingPolicy, on_delete=models.PROTECT, null=True, blank=True)
+    decided_at_ms = models.BigIntegerField(null=True, blank=True)
+    only = models.JSONField(null=True, blank=True)
+    plan_hash = models.CharField(max_length=64, blank=True)
     considered = models.PositiveIntegerField(default=0)
     placed = models.PositiveIntegerField(default=0)
+    evicted = models.PositiveIntegerField(default=0)
+    waiting = models.PositiveIntegerField(default=0)
     refused_on_apply = models.PositiveIntegerField(default=0)
+    sizes = models.JSONField(default=dict, help_text="nodes, cards, running, pending, departments")
+    timings = models.JSONField(default=dict, help_text="milliseconds by step")
     ops = models.JSONField(default=list)
+    refusals = models.JSONField(default=list, help_text="request and code of what was left out on applying")
 
     class Meta:
         indexes = [models.Index(fields=["-started_at"], name="cycle_time")]
