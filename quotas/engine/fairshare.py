@@ -152,11 +152,26 @@ def borrow_share(
     weight: Number = 1,
     extra: Mapping[str, Sequence[int]] | None = None,
 ) -> BorrowShare:
-    """How far a node reaches into what others own. ``trees`` and ``extra`` are by resource, one entry per
-    flavour.
+    """``reach`` divided by the weight and rounded up, as shown to people. A root has 0."""
+    best = reach(trees, node_id, extra=extra)
+    if best is None:
+        return BorrowShare(0, None, False)
+    if weight == 0:
+        return BorrowShare(None, best[1], True)
+    return BorrowShare(math.ceil(best[0] / Fraction(weight)), best[1], True)
+
+
+def reach(
+    trees: Mapping[str, Sequence[QuotaTree]],
+    node_id: NodeId,
+    *,
+    extra: Mapping[str, Sequence[int]] | None = None,
+) -> tuple[Fraction, str] | None:
+    """How far a node reaches into what others own, per mille, and in which resource; None = it borrows
+    nothing. ``trees`` and ``extra`` are by resource, one entry per flavour.
 
     Per resource: Σ flavours max(0, use + extra − subtree quota) ÷ Σ flavours (most the parent could use) ×
-    1000; the largest over the resources, divided by the weight. A root has 0.
+    1000; the largest over the resources. A root reaches nowhere.
     """
     best: tuple[Fraction, str] | None = None
     for resource in sorted(trees):
@@ -164,7 +179,7 @@ def borrow_share(
         for index, tree in enumerate(trees[resource]):
             parent = tree.nodes[node_id].parent
             if parent is None:
-                return BorrowShare(0, None, False)
+                return None
             more = extra[resource][index] if extra and resource in extra else 0
             over += max(0, tree.counters[node_id].charged + more - tree.subtree[node_id])
             possible += max_possible(tree, parent)
@@ -172,11 +187,7 @@ def borrow_share(
             ratio = Fraction(over, possible) * 1000
             if best is None or ratio > best[0]:
                 best = (ratio, resource)
-    if best is None:
-        return BorrowShare(0, None, False)
-    if weight == 0:
-        return BorrowShare(None, best[1], True)
-    return BorrowShare(math.ceil(best[0] / Fraction(weight)), best[1], True)
+    return best
 
 
 def level_fairshare(siblings: Sequence[tuple[NodeId, Number, Number]]) -> dict[NodeId, Fraction | None]:
