@@ -156,6 +156,8 @@ class Running:
     """Not before this moment, whatever the minimum run time says (back-off after repeated evictions)."""
     min_nodes: int | None = None
     """A gang that shrinks: members beyond this many may be taken alone."""
+    asks: Request | None = None
+    """What it asked for, needed to move it (with ``movable``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +216,11 @@ class Request:
     a margin."""
     evicts_after: int = 0
     """It may not displace anybody before this moment (back-off after repeated evictions)."""
+    within: tuple[str, ...] = ()
+    """Only nodes whose ``domain`` begins with this path."""
+    parts: tuple[Request, ...] = ()
+    """A gang of unlike members, or of members that may share a node: all of these are placed, or none. The
+    charge is their sum; shape and size of the request itself say nothing then."""
 
 
 @dataclass(frozen=True, slots=True)

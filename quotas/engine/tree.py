@@ -32,7 +32,7 @@ class QuotaNode:
 
     ``guarantee`` contains the children's; give ``own`` instead where only the node's own part is known
     (case files).
-    ``weight`` is the over-quota weight.
+    ``weight`` is the over-quota weight; a higher ``priority`` is a band that takes surplus first.
     """
 
     id: NodeId
@@ -46,6 +46,7 @@ class QuotaNode:
     charged: int = 0
     total: int = 0
     total_noninterruptible: int = 0
+    priority: int = 0
 
 
 @dataclass(slots=True)
