@@ -8,6 +8,7 @@ event stays open with its error and an incident tells.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -32,13 +33,20 @@ def subscribers(topic: str) -> list[str]:
 
 def outbox_add(topic: str, payload: dict[str, Any], *, key: str = "") -> OutboxEvent:
     """Add an event inside the caller's transaction; delivery is poked after commit."""
+    return outbox_add_many([(topic, payload, key)])[0]
+
+
+def outbox_add_many(events: Sequence[tuple[str, dict[str, Any], str]]) -> list[OutboxEvent]:
+    """Add many (topic, payload, key) in one statement, with one poke after commit."""
     if not transaction.get_connection().in_atomic_block:
         raise RuntimeError("an outbox row belongs to the transaction of the change it tells of")
-    event = OutboxEvent.objects.create(
-        topic=topic, payload=payload, key=key, created_at=now(), available_at=now()
+    moment = now()
+    rows = OutboxEvent.objects.bulk_create(
+        OutboxEvent(topic=topic, payload=payload, key=key, created_at=moment, available_at=moment)
+        for topic, payload, key in events
     )
     transaction.on_commit(_poke, robust=True)
-    return event
+    return rows
 
 
 def load_celery() -> None:
