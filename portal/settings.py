@@ -29,6 +29,8 @@ GPUPOOL_RAW_DAYS = env.int("GPUPOOL_RAW_DAYS", 7)
 GPUPOOL_MINUTE_DAYS = env.int("GPUPOOL_MINUTE_DAYS", 14)
 GPUPOOL_HOUR_DAYS = env.int("GPUPOOL_HOUR_DAYS", 400)
 GPUPOOL_METRICS_TOKEN = env.str("GPUPOOL_METRICS_TOKEN", "")
+# Checkpoint addresses inside the network that may be called: host names, ".suffix", networks
+GPUPOOL_HOOK_ALLOW = env.list("GPUPOOL_HOOK_ALLOW", default=[])
 GPUPOOL_STATUS_FILE = env.str("GPUPOOL_STATUS_FILE", str(GPUPOOL_DATA_DIR / "status.json"))
 
 INSECURE_KEY = "insecure-development-key-never-for-production-0123456789abcdef"
@@ -181,6 +183,7 @@ CELERY_BEAT_SCHEDULE = {
     "sweep-nodes": {"task": "pool.sweep_nodes", "schedule": 5.0},
     "retry-starts": {"task": "pool.reconcile_execution", "schedule": 10.0},
     "sweep-approvals": {"task": "quotas.sweep_approvals", "schedule": 60.0},
+    "sweep-queue": {"task": "quotas.sweep_queue", "schedule": 30.0},
     "accrue-ledger": {"task": "quotas.accrue_ledger", "schedule": 300.0},
     "reconcile": {"task": "quotas.reconcile", "schedule": 3600.0},
     "rollup": {"task": "monitoring.rollup", "schedule": 60.0},
@@ -280,6 +283,7 @@ REST_FRAMEWORK = {
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser", "rest_framework.parsers.MultiPartParser"],
     "DEFAULT_PAGINATION_CLASS": "portal.kernel.api.Pages",
+    "URL_FORMAT_OVERRIDE": None,
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "EXCEPTION_HANDLER": "portal.kernel.api.problem_handler",
     "DEFAULT_THROTTLE_CLASSES": [

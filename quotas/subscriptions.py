@@ -14,6 +14,8 @@ from portal.ops.actor import system
 from portal.ops.outbox import subscribe
 from quotas.models import ApprovalStep, CapacityRequest, GpuFlavour, QuotaChange
 from quotas.selectors.approvers import Deciders
+from quotas.services.dependencies import dependencies_settle
+from quotas.services.series import series_follow
 from quotas.services.suspension import requests_of_suspended
 from quotas.services.usage import usage_recompute
 
@@ -149,6 +151,19 @@ def on_user_suspended(payload: dict[str, Any]) -> None:
         requests_of_suspended(acting_user=system("suspension"), user=user)
 
 
+def on_request_over(payload: dict[str, Any]) -> None:
+    """It has ended, or will never run: those who wait for it hear of it, and its series moves on."""
+    request = CapacityRequest.objects.filter(uid=payload["request"]).first()
+    if request is None:
+        return
+    dependencies_settle(request)
+    if request.head_id is not None:
+        series_follow(head_id=request.head_id)
+
+
+subscribe("quotas.request_ended", "quotas.subscriptions.on_request_over")
+subscribe("quotas.request_withdrawn", "quotas.subscriptions.on_request_over")
+subscribe("quotas.request_decided", "quotas.subscriptions.on_request_over")
 subscribe("quotas.step_opened", "quotas.subscriptions.on_step_opened")
 subscribe("quotas.request_decided", "quotas.subscriptions.on_request_decided")
 subscribe("quotas.change_decided", "quotas.subscriptions.on_change_decided")

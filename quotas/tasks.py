@@ -8,10 +8,11 @@ from portal.ops.services.runs import task_run
 from quotas import tasks_money
 from quotas.models import GpuFlavour
 from quotas.services.grants import limits_sweep
+from quotas.services.queue_sweep import queue_sweep
 from quotas.services.sweeps import approvals_sweep
 from quotas.services.usage import usage_recompute
 
-__all__ = ["recompute_usage", "sweep_approvals", "tasks_money"]
+__all__ = ["recompute_usage", "sweep_approvals", "sweep_queue", "tasks_money"]
 
 
 @shared_task(name="quotas.sweep_approvals", queue="notify", ignore_result=True)
@@ -20,6 +21,13 @@ def sweep_approvals() -> None:
     with task_run("quotas.sweep_approvals") as facts:
         facts.update(approvals_sweep())
         facts["limits"] = limits_sweep()
+
+
+@shared_task(name="quotas.sweep_queue", queue="notify", ignore_result=True)
+def sweep_queue() -> None:
+    """Series, reviews, deadlines, dependencies."""
+    with task_run("quotas.sweep_queue") as facts:
+        facts.update(queue_sweep())
 
 
 @shared_task(name="quotas.recompute_usage", queue="notify", ignore_result=True)

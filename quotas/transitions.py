@@ -21,13 +21,14 @@ REQUEST_ARROWS: dict[str, tuple[frozenset[str], str | None]] = {
     "submit": (frozenset({S.DRAFT, S.RETURNED}), S.IN_APPROVAL),
     "change": (frozenset({S.IN_APPROVAL, S.RETURNED, S.NEEDS_CONSENT}), S.IN_APPROVAL),
     "approve": (frozenset({S.IN_APPROVAL}), S.QUEUED),
+    "fan_out": (frozenset({S.IN_APPROVAL}), S.SERIES),
     "propose": (frozenset({S.IN_APPROVAL}), S.NEEDS_CONSENT),
     "consent": (frozenset({S.NEEDS_CONSENT}), S.IN_APPROVAL),
     "decline": (frozenset({S.NEEDS_CONSENT}), S.IN_APPROVAL),
     "return": (frozenset({S.IN_APPROVAL}), S.RETURNED),
     "reject": (frozenset({S.IN_APPROVAL}), S.REJECTED),
     "withdraw": (
-        frozenset({S.DRAFT, S.IN_APPROVAL, S.RETURNED, S.NEEDS_CONSENT, S.QUEUED}),
+        frozenset({S.DRAFT, S.IN_APPROVAL, S.RETURNED, S.NEEDS_CONSENT, S.QUEUED, S.SERIES}),
         S.WITHDRAWN,
     ),
     "allocate": (frozenset({S.QUEUED}), S.ALLOCATED),
@@ -35,6 +36,7 @@ REQUEST_ARROWS: dict[str, tuple[frozenset[str], str | None]] = {
     "extend": (frozenset({S.ALLOCATED}), None),
     "requeue": (frozenset({S.ALLOCATED}), S.QUEUED),
     "end": (frozenset({S.ALLOCATED}), S.ENDED),
+    "finish": (frozenset({S.SERIES}), S.ENDED),
 }
 REQUEST_TERMINAL = frozenset({S.ENDED, S.REJECTED, S.WITHDRAWN})
 REQUEST_OPEN = frozenset(set(S.values) - set(REQUEST_TERMINAL))

@@ -80,9 +80,11 @@ def assess(
     moment: datetime,
     site_code: str = "",
     parents: Mapping[int, int | None] | None = None,
+    smallest: AskShape | None = None,
 ) -> list[Option]:
     """Judge every flavour that can give the shape; the order is: fits the quota, within the guarantee,
-    cheaper, display order. Flavours whose cards cannot give the shape are left out.
+    cheaper, display order. Flavours whose cards cannot give the shape are left out. ``smallest`` is the part of
+    it that has to fit at once, where it may start with less: whether it could ever start is judged by that.
     """
     trees = quota_trees([flavour.pk for flavour in flavours], parents)
     rates = _rates([flavour.pk for flavour in flavours], site_code, moment)
@@ -90,11 +92,11 @@ def assess(
     for flavour in flavours:
         try:
             charge = shape.charge(flavour)
+            least = smallest.charge(flavour) if smallest is not None else charge
         except ChargeError:
             continue
-        out.append(
-            _option(flavour, charge, trees[flavour.pk], department_id, duration_s, interruptible, rates)
-        )
+        tree = trees[flavour.pk]
+        out.append(_option(flavour, charge, least, tree, department_id, duration_s, interruptible, rates))
     out.sort(
         key=lambda o: (
             o.never is not None or o.too_big,
@@ -115,15 +117,16 @@ def approval_asks(
     work_class: str,
     interruptible: bool,
     nodes: int,
+    at_once: int = 1,
 ) -> list[approval.Ask]:
-    """What the approval rules look at, one a flavour."""
+    """What the approval rules look at, one a flavour; ``at_once``: members of an array that run together."""
     return [
         approval.Ask(
-            amount_milli=o.charge,
+            amount_milli=o.charge * at_once,
             flavour=o.flavour.code,
             duration_ms=None if duration_s is None else duration_s * MS_PER_SECOND,
             cost_micro=o.cost_micro,
-            over_guarantee=o.over_guarantee,
+            over_guarantee=o.used + o.charge * at_once > o.guaranteed,
             over_cap=o.over_cap is not None,
             job_class=work_class,
             interruptible=interruptible,
@@ -147,6 +150,7 @@ def department_codes(tree: DepartmentTree, department_id: int) -> tuple[str, ...
 def _option(
     flavour: GpuFlavour,
     charge: int,
+    least: int,
     tree: QuotaTree,
     department_id: int,
     duration_s: int | None,
@@ -171,7 +175,7 @@ def _option(
         charge=charge,
         tree=tree,
         admission=answer,
-        never=admit(empty, department_id, charge, interruptible=interruptible).blocking,
+        never=admit(empty, department_id, least, interruptible=interruptible).blocking,
         rate_micro=rate,
         cost_micro=cost,
         used=counters.total,

@@ -5,7 +5,7 @@ agree.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from django.utils.translation import gettext as _
@@ -14,9 +14,11 @@ from portal.accounts.models import User
 from portal.accounts.policy import Policy
 from portal.kernel.clock import now
 from portal.kernel.errors import Blocked, Invalid
-from portal.kernel.units import gpus_from_milli
+from portal.kernel.units import cost_micro, gpus_from_milli
 from quotas.engine import approval
 from quotas.engine.available import LevelCheck
+from quotas.engine.recurrence import total_seconds
+from quotas.engine.timetable import replica_seconds
 from quotas.models import CapacityRequest, GpuFlavour
 from quotas.selectors.approvers import Deciders
 from quotas.selectors.fit import Option, Verdict, approval_asks, assess, department_codes
@@ -25,6 +27,7 @@ from quotas.selectors.trees import INSTALLATION
 from quotas.selectors.user_limits import limits_of
 from quotas.services.approval_policy import policy_default_ensure
 from quotas.services.approval_steps import Wanted, wanted_steps
+from quotas.services.asking_series import timetable_of, weekly_of
 
 
 @dataclass(slots=True)
@@ -53,7 +56,10 @@ def verdict_of(cleaned: Mapping[str, Any], *, policy: Policy) -> Verdict:
         interruptible=cleaned["interruptible"],
         moment=now(),
         site_code=cleaned["site_code"],
+        smallest=smallest_part(cleaned),
     )
+    for option in options:
+        option.cost_micro = cost_of(option, cleaned, length)
     verdict = Verdict(options)
     asks = approval_asks(
         options,
@@ -62,6 +68,7 @@ def verdict_of(cleaned: Mapping[str, Any], *, policy: Policy) -> Verdict:
         work_class=cleaned["work_class"],
         interruptible=cleaned["interruptible"],
         nodes=cleaned["nodes"],
+        at_once=at_once_of(cleaned),
     )
     startable = [a for a, o in zip(asks, options, strict=True) if o.never is None and not o.too_big]
     verdict.asks = startable or asks
@@ -100,7 +107,7 @@ def judge(cleaned: Mapping[str, Any], *, user: User, policy: Policy) -> Judged:
             detail=_("The approval policy refuses this: rule {rule}.").format(rule=", ".join(plan.matched)),
             extra={"rules": list(plan.matched)},
         )
-    charge = max(o.charge for o in usable)
+    charge = max(o.charge for o in usable) * at_once_of(cleaned)
     _person_limits(user, charge, cleaned)
     subject = CapacityRequest(requester=user, last_editor=user, department=cleaned["department"])
     steps = wanted_steps(plan, subject, Deciders.load(policy.tree)) if plan.steps else []
@@ -112,6 +119,7 @@ def judge(cleaned: Mapping[str, Any], *, user: User, policy: Policy) -> Judged:
         "cost_at_most_micro": dearest.cost_micro,
         "over_quota": dearest.over_guarantee,
         "policy_rule": rule,
+        "review_span_s": review_length(cleaned) if cleaned["is_service"] else None,
     }
     facts = {
         "rules": list(plan.matched),
@@ -161,7 +169,7 @@ def _person_limits(user: User, charge: int, cleaned: Mapping[str, Any]) -> None:
         )
     month = limits["gpu_ms_per_month"]
     length = review_length(cleaned)
-    if month is not None and length is not None and charge * length > month:
+    if month is not None and length is not None and charge * length > month:  # of one round of an array
         raise Invalid.field(
             "duration_s",
             _("Your limit is {n} GPU-hours a month; this asks {asked}.").format(
@@ -178,3 +186,32 @@ def review_length(cleaned: Mapping[str, Any]) -> int | None:
         return length
     review = cleaned["review_at"]
     return max(0, int((review - now()).total_seconds())) if review is not None else None
+
+
+def at_once_of(cleaned: Mapping[str, Any]) -> int:
+    """How many equal members may hold GPUs at once, each of the shape asked. A service's shape counts all its
+    replicas already.
+    """
+    return int(cleaned["array_at_once"]) or 1
+
+
+def smallest_part(cleaned: Mapping[str, Any]) -> AskShape:
+    """The least that has to fit at once for any of it to start: the smallest gang, or a single replica."""
+    shape = AskShape.of(cleaned)
+    if cleaned["series"] == CapacityRequest.Series.SERVICE:
+        return replace(shape, nodes=1)
+    return replace(shape, nodes=cleaned["nodes_min"]) if cleaned["nodes_min"] else shape
+
+
+def cost_of(option: Option, cleaned: Mapping[str, Any], length_s: int | None) -> int | None:
+    """What all of it costs at most: every member of an array, every window, every replica by its timetable."""
+    if option.rate_micro is None or length_s is None:
+        return None
+    if cleaned["series"] == CapacityRequest.Series.WINDOW:
+        seconds = total_seconds(weekly_of(cleaned["window"]))
+        return cost_micro(option.charge * seconds, option.rate_micro)
+    if cleaned["timetable"] and cleaned["review_at"] is not None:
+        each = option.charge // cleaned["nodes"]
+        seconds = replica_seconds(timetable_of(cleaned["timetable"]), now(), cleaned["review_at"])
+        return cost_micro(each * seconds, option.rate_micro)
+    return cost_micro(option.charge * length_s * (cleaned["array_count"] or 1), option.rate_micro)

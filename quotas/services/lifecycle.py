@@ -19,7 +19,7 @@ from portal.ops.services.audit import audit_record
 from quotas.models import CapacityRequest
 from quotas.services.history import note_event
 from quotas.services.locks import request_lock
-from quotas.services.user_limits import gpus_at_once_check
+from quotas.services.user_limits import gpus_at_once_check, running_room_check
 from quotas.transitions import move
 
 S = CapacityRequest.State
@@ -37,6 +37,7 @@ def request_allocated(*, request_id: int, facts: dict[str, Any] | None = None) -
         gpus_at_once_check(
             user_id=request.requester_id, charge_milli=request.charge_milli, but_not=request.pk
         )
+        running_room_check(user_id=request.requester_id)
         move(request, "allocate")
         _tell(request, "allocated", facts)
         audit_record(
@@ -78,6 +79,7 @@ def request_ended(*, request_id: int, reason: str, facts: dict[str, Any] | None 
             before={"state": S.ALLOCATED},
             after={"state": S.ENDED, "reason": reason},
         )
+        outbox_add("quotas.request_ended", {"request": str(request.uid), "reason": reason}, key=request.ref)
         return True
 
 

@@ -15,6 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from portal.accounts.policy import Policy
 from portal.kernel.clock import now
 from portal.kernel.errors import Conflict, Refused
+from portal.kernel.locks import lock_in_transaction
 from portal.kernel.models import advance
 from portal.ops.actor import Actor
 from portal.ops.outbox import outbox_add
@@ -22,23 +23,17 @@ from portal.ops.services.audit import audit_record
 from quotas.models import CapacityRequest, RequestEvent
 from quotas.services.approval_steps import steps_make, steps_skip
 from quotas.services.asking import read_request
+from quotas.services.dependencies import LOCK as DEPENDENCIES
+from quotas.services.dependencies import dependencies_set, give_up, hold_of
 from quotas.services.history import note_event
 from quotas.services.judging import Judged, judge
 from quotas.services.locks import request_lock
+from quotas.services.series import series_begin, series_close
+from quotas.services.user_limits import queue_room_check
+from quotas.services.wishes import copied_of, told, wishes_of
 from quotas.transitions import REQUEST_ARROWS, allowed, move, refused
 
 S = CapacityRequest.State
-COPIED = (
-    "department", "flavour", "requirement", "options", "shape", "gpus_per_node", "nodes", "fraction_milli",
-    "fraction_mib", "mig_profile", "mig_count", "cpu_milli", "memory_mib", "duration_s", "is_service",
-    "replicas_min", "replicas_max", "work_class", "priority", "interruptible", "site_code", "datasets",
-    "cost_code", "purpose", "run_kind", "command", "image", "environment", "checkpoint", "cuda_min",
-)  # fmt: skip
-TOLD = (
-    "shape", "gpus_per_node", "nodes", "fraction_milli", "fraction_mib", "mig_profile", "mig_count",
-    "start_at", "duration_s", "review_at", "interruptible", "priority", "work_class", "purpose", "run_kind",
-    "command", "image",
-)  # fmt: skip
 
 
 def request_save_draft(
@@ -56,8 +51,10 @@ def request_save_draft(
     _own_only(request, user)
     cleaned = read_request(values, user=user, policy=policy, draft=True)
     flavours = cleaned.pop("flavours")
+    after = cleaned.pop("after")
     cleaned["options"] = [f.code for f in flavours] if cleaned.get("flavour") is None else []
     with transaction.atomic():
+        lock_in_transaction(DEPENDENCIES)
         if request is None:
             made = CapacityRequest.objects.create(
                 requester=user, last_editor=user, cloned_from=cloned_from, state_since=now(), **cleaned
@@ -68,7 +65,8 @@ def request_save_draft(
         else:
             held = _own(request, user)
             made = move(held, "save", last_editor_id=user.pk, **cleaned)
-        audit_record(acting_user=acting_user, action="request.drafted", subject=made, after=_told(made))
+        dependencies_set(made, after)
+        audit_record(acting_user=acting_user, action="request.drafted", subject=made, after=told(made))
         return made
 
 
@@ -93,12 +91,14 @@ def request_submit(
         if before is not None:
             return before
     _own_only(request, user)
-    sent = values if values is not None else _values_of(request)
+    sent = values if values is not None else copied_of(request)
     cleaned = read_request(sent, user=user, policy=policy)
     judged = judge(cleaned, user=user, policy=policy)
     fields = {**_fields(cleaned), **judged.fields}
     try:
         with transaction.atomic():
+            lock_in_transaction(DEPENDENCIES)
+            queue_room_check(user=user, more=max(1, cleaned["array_count"]), but_not=request)
             if request is None:
                 made = CapacityRequest.objects.create(
                     requester=user,
@@ -113,7 +113,8 @@ def request_submit(
                 advance(CapacityRequest.objects.filter(pk=made.pk), last_editor_id=user.pk, **fields)
                 made.refresh_from_db()
             move(made, "submit", submitted_at=now(), decided_at=None, queued_at=None)
-            facts = {**_told(made), **judged.facts, **_origin(made.cloned_from)}
+            dependencies_set(made, cleaned["after"])
+            facts = {**told(made), **judged.facts, **_origin(made.cloned_from)}
             note_event(request_id=made.pk, kind="submitted", actor_name=acting_user.name, facts=facts)
             audit_record(acting_user=acting_user, action="request.submitted", subject=made, after=facts)
             outbox_add("quotas.request_submitted", {"request": str(made.uid)}, key=made.ref)
@@ -139,12 +140,13 @@ def request_change(
     _own_only(request, user)
     cleaned = read_request(values, user=user, policy=policy)
     with transaction.atomic():
+        lock_in_transaction(DEPENDENCIES)
         held = _own(request, user)
         _version(held, version)
         if not allowed("change", held.state):
             raise refused(held.state, "change", held.get_state_display())
         judged = judge(cleaned, user=user, policy=policy)
-        before = _told(held)
+        before = told(held)
         fields = {**_fields(cleaned), **judged.fields}
         move(
             held,
@@ -155,7 +157,8 @@ def request_change(
             decided_at=None,
             **fields,
         )
-        after = _told(held)
+        dependencies_set(held, cleaned["after"])
+        after = told(held)
         changed = {key: [before[key], after[key]] for key in after if before[key] != after[key]}
         facts = {"changed": changed, **judged.facts}
         note_event(request_id=held.pk, kind="changed", actor_name=acting_user.name, facts=facts)
@@ -178,9 +181,13 @@ def request_withdraw(
     request: CapacityRequest,
     reason: str = "",
     version: int | None = None,
+    stop_running: bool = True,
 ) -> CapacityRequest:
     """Take a request back that holds nothing yet; its requester or a pool administrator may. What runs is
     released on its allocation instead.
+
+    A series is taken back whole: members that wait are withdrawn, and those that run are released, unless
+    ``stop_running`` is False; the replicas of a service always are.
     """
     user = _person(acting_user)
     with transaction.atomic():
@@ -188,8 +195,19 @@ def request_withdraw(
         _version(held, version)
         if held.requester_id != user.pk:
             policy.require(policy.administers_pool)
+        if held.state == S.SERIES:
+            if held.let_go_at is not None:
+                raise refused(held.state, "withdraw", _("ending"))
+            series_close(
+                held,
+                cause="withdrawn",
+                acting_user=acting_user,
+                stop_running=stop_running or held.is_service,
+                reason=reason,
+            )
+            return held
         before = held.state
-        move(held, "withdraw", ended_at=now(), end_reason="withdrawn")
+        move(held, "withdraw", ended_at=now(), end_reason="withdrawn", held="")
         steps_skip(held)
         note_event(
             request_id=held.pk,
@@ -215,7 +233,7 @@ def request_clone(*, acting_user: Actor, policy: Policy, request: CapacityReques
     passed.
     """
     return request_save_draft(
-        acting_user=acting_user, policy=policy, values=_values_of(request), cloned_from=request
+        acting_user=acting_user, policy=policy, values=copied_of(request), cloned_from=request
     )
 
 
@@ -229,13 +247,29 @@ def _open_steps(request: CapacityRequest, judged: Judged) -> None:
 
 
 def request_queue(*, request: CapacityRequest, rule: str, actor_name: str) -> CapacityRequest:
-    """Every agreement is there: into the queue. The caller holds the request's lock inside a transaction."""
+    """Every agreement is there: into the queue, or, for a series, its first members. What waits for others
+    is held back from the line. The caller holds the request's lock inside a transaction.
+    """
     moment = now()
-    move(request, "approve", decided_at=moment, queued_at=moment)
-    note_event(request_id=request.pk, kind="queued", actor_name=actor_name, facts={"rule": rule})
+    hold = hold_of(request)
+    many = bool(request.series)
+    move(
+        request,
+        "fan_out" if many else "approve",
+        decided_at=moment,
+        queued_at=moment,
+        held="" if many else hold,
+    )
+    note_event(
+        request_id=request.pk, kind="queued", actor_name=actor_name, facts={"rule": rule, "hold": hold}
+    )
     payload = {"request": str(request.uid)}
     outbox_add("quotas.request_queued", {**payload, "cause": "approved"}, key=request.ref)
     outbox_add("quotas.request_decided", {**payload, "decision": "approved", "rule": rule}, key=request.ref)
+    if many:
+        series_begin(request, held=hold)
+    if hold == "failed" and request.after_failed == CapacityRequest.AfterFailed.WITHDRAW:
+        give_up(request, "dependency_failed")
     return request
 
 
@@ -266,33 +300,7 @@ def _version(held: CapacityRequest, version: int | None) -> None:
 
 
 def _fields(cleaned: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in cleaned.items() if key != "flavours"}
-
-
-def _values_of(request: CapacityRequest | None) -> dict[str, Any]:
-    """The wishes of a request in the form in which they are sent."""
-    if request is None:
-        return {}
-    return {name: getattr(request, name) for name in COPIED if name != "options"} | (
-        {"start_at": request.start_at, "review_at": request.review_at}
-        if request.state in ("draft", "returned")
-        else {}
-    )
-
-
-def wishes_of(request: CapacityRequest) -> dict[str, Any]:
-    """All wishes of a request as they are sent, times included."""
-    return {**_values_of(request), "start_at": request.start_at, "review_at": request.review_at}
-
-
-def _told(request: CapacityRequest) -> dict[str, Any]:
-    """The wishes that history and audit show, JSON-ready."""
-    out: dict[str, Any] = {name: getattr(request, name) for name in TOLD}
-    for name in ("start_at", "review_at"):
-        out[name] = out[name].isoformat() if out[name] else None
-    out["flavour"] = request.flavour.code if request.flavour is not None else request.options
-    out["department"] = request.department.code
-    return out
+    return {key: value for key, value in cleaned.items() if key not in ("flavours", "after")}
 
 
 def _origin(source: CapacityRequest | None) -> dict[str, Any]:
@@ -301,5 +309,5 @@ def _origin(source: CapacityRequest | None) -> dict[str, Any]:
 
 __all__ = [
     "REQUEST_ARROWS", "RequestEvent", "request_change", "request_clone", "request_queue",
-    "request_save_draft", "request_submit", "request_withdraw",
+    "request_save_draft", "request_submit", "request_withdraw", "wishes_of",
 ]  # fmt: skip

@@ -32,7 +32,7 @@ def requests_of_suspended(*, acting_user: Actor, user: User) -> int:
             if held.state not in sources:
                 continue
             before = held.state
-            move(held, "withdraw", ended_at=now(), end_reason="suspended")
+            move(held, "withdraw", ended_at=now(), end_reason="suspended", held="")
             steps_skip(held)
             note_event(
                 request_id=held.pk,

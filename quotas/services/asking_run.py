@@ -1,0 +1,121 @@
+"""What a request runs, as asked: command or image, environment, checkpoint hook, health check."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from django.utils.translation import gettext as _
+
+from quotas.models import CapacityRequest, GpuFlavour
+from quotas.services.reader import Reader
+
+CUDA = re.compile(r"^\d{1,2}\.\d{1,2}$")
+NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")
+RESERVED = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "LD_PRELOAD", "LD_LIBRARY_PATH")
+HEALTH_KINDS = ["http", "tcp", "command"]
+
+
+def read_run(r: Reader, draft: bool) -> None:
+    """Command, image or hold; environment, checkpoint hook, health check; the CUDA that it needs."""
+    kind = r.choice("run_kind", CapacityRequest.RunKind.values, "command")
+    needs = {
+        "command": _("Say what to run, or choose a hold."),
+        "image": _("Name the container image."),
+    }
+    r.text("command", 20_000, needed=needs["command"] if kind == "command" and not draft else None)
+    image = r.text("image", 300, needed=needs["image"] if kind == "image" and not draft else None)
+    if image and re.search(r"\s", image):
+        r.wrong("image", _("An image name has no blanks."))
+    cuda = r.text("cuda_min", 16)
+    if cuda and not CUDA.fullmatch(cuda):
+        r.wrong("cuda_min", _("A CUDA version is needed here, for example 12.4."))
+    _cuda_exists(r, cuda)
+    environment = r.values.get("environment") or {}
+    if not isinstance(environment, Mapping) or len(environment) > 100:
+        r.wrong("environment", _("Names and values, at most 100."))
+        environment = {}
+    for name, value in environment.items():
+        if not NAME.fullmatch(str(name)) or str(name) in RESERVED or not isinstance(value, str | int | float):
+            r.wrong("environment", _("{name} cannot be set.").format(name=str(name)[:60]))
+    r.out["environment"] = {str(k): str(v)[:4000] for k, v in environment.items()}
+    _checkpoint(r)
+    _health(r)
+
+
+def _cuda_exists(r: Reader, cuda: str) -> None:
+    """Refuse a CUDA version that no node of the chosen flavour can run (where the pool has told what they
+    can).
+    """
+    flavour: GpuFlavour | None = r.out.get("flavour")
+    capacity = getattr(flavour, "capacity", None)
+    if flavour is None or (
+        not cuda
+        or capacity is None
+        or not capacity.cuda_max
+        or any(p["pointer"] == "cuda_min" for p in r.problems)
+    ):
+        return
+    if version(cuda) > version(capacity.cuda_max):
+        r.wrong(
+            "cuda_min",
+            _("The drivers on nodes of {name} run CUDA up to {most}; {cuda} is asked.").format(
+                name=flavour.name, most=capacity.cuda_max, cuda=cuda
+            ),
+        )
+
+
+def version(text: str) -> tuple[int, ...]:
+    """A dotted version as numbers, to compare."""
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
+
+
+def _checkpoint(r: Reader) -> None:
+    sent = r.values.get("checkpoint") or {}
+    if not isinstance(sent, Mapping) or set(sent) - {"signal", "command", "url", "seconds"}:
+        r.wrong("checkpoint", _("A signal, command or URL, and the seconds it needs."))
+        r.out["checkpoint"] = {}
+        return
+    inner = Reader(sent)
+    out: dict[str, Any] = {name: inner.text(name, 2000) for name in ("command", "url")}
+    signal = inner.text("signal", 16).upper()
+    if signal and not re.fullmatch(r"SIG[A-Z0-9]{2,10}", signal):
+        inner.wrong("signal", _("A signal name is needed here, for example SIGUSR1."))
+    out |= {"signal": signal, "seconds": inner.whole("seconds", 120, 1, 3600)}
+    for problem in inner.problems:
+        r.wrong("checkpoint", problem["detail"])
+    hooked = any(out[name] for name in ("signal", "command", "url"))
+    r.out["checkpoint"] = {key: value for key, value in out.items() if value} if hooked else {}
+
+
+def _health(r: Reader) -> None:
+    """How one sees that a replica serves: an HTTP path, a TCP port, or a command; how often, and after how
+    many failures in a row it counts as down.
+    """
+    r.out["health"] = {}
+    keys = {"kind", "port", "path", "command", "every_s", "failures"}
+    inner = r.part("health", keys, _("kind, port, path or command, every_s, failures are known here."))
+    if inner is None:
+        return
+    kind = inner.choice("kind", HEALTH_KINDS, "http")
+    port = inner.whole("port", None, 1, 65535)
+    path = inner.text("path", 300)
+    command = inner.text("command", 2000)
+    if kind == "command" and not command:
+        inner.wrong("command", _("Say which command to run; it ends with 0 where all is well."))
+    if kind != "command" and port is None:
+        inner.wrong("port", _("A port is needed here."))
+    if kind == "http" and path and not path.startswith("/"):
+        inner.wrong("path", _("A path begins with /."))
+    inner.whole("every_s", 15, 1, 3600)
+    inner.whole("failures", 3, 1, 100)
+    r.take("health", inner)
+    kept: dict[str, Any] = {"kind": kind, "every_s": inner.out["every_s"], "failures": inner.out["failures"]}
+    if kind == "command":
+        kept["command"] = command
+    else:
+        kept["port"] = port
+    if kind == "http":
+        kept["path"] = path or "/"
+    r.out["health"] = kept
