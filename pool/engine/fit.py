@@ -64,6 +64,18 @@ def node_refusal(node: Node, request: Request) -> str | None:
         return "other_site"
     if node.blocked is not None:
         return node.blocked
+    if request.within and node.domain[: len(request.within)] != request.within:
+        return "outside_domain"
+    if request.domain_required and request.nodes > 1 and len(node.domain) < request.domain_required:
+        return "domain_unknown"
+    if request.fabric and not any(
+        fabric.kind == request.fabric and fabric.gbps >= request.min_fabric_gbps for fabric in node.fabrics
+    ):
+        return "fabric_absent"
+    if request.storage and request.storage not in node.storage:
+        return "storage_absent"
+    if not request.stage_datasets and not node.datasets.issuperset(request.datasets):
+        return "dataset_absent"
     if request.shape != "cpu":
         if request.min_driver and node.driver < request.min_driver:
             return "driver_too_old"

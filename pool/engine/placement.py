@@ -1,90 +1,270 @@
-"""Where a request goes: the best of all places that fit, by a fixed score, never at random.
+"""Where a request goes: the cheapest of all places that fit, by a fixed score, never at random.
 
-Whole cards     the node that is left with the fewest free cards; cards of one link group before mixed ones
-Gangs           one cluster before one site, never across sites; tightest nodes first
-Fractions       the card that is shared already and is left with the least; the smallest single gap that fits
-MIG slices      the node and cards with the fewest free slices of the profile left
-What fits is never turned away: every feasible place is looked at, the score only orders them.
+What a place costs the pool is worked out in ``score``; which nodes make a gang in ``gang``. Here the two meet with
+what a request itself prefers: data sets that lie on a node already, nodes with power left, models that others need
+less. What fits is never turned away: every feasible place is looked at, the score only orders them. Costs are integers
+and ties go to the lowest node id, so a plan is the same on any machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from pool.engine.fit import Need, gpu_refusal, host_share, node_refusal
+import numpy as np
+
+from pool.engine.fit import Need, gpu_refusal, host_share
+from pool.engine.fleet import AMPLE, Floats
+from pool.engine.gang import choose
 from pool.engine.model import WHOLE, Member, Request, Slice, Span, Take
-from pool.engine.state import AMPLE, GpuState, NodeState, PoolState, View, overlaps
+from pool.engine.price import UNIT
+from pool.engine.score import Work, fraction_rank, mig_rank
+from pool.engine.state import ALL, GpuState, NodeState, PoolState, View, room
+
+NO_DATA = 20 * UNIT
+"""Cost of each named data set that is not on a node: staging it in outweighs all but the worst fragmentation."""
+OVER_POWER = 200 * UNIT
+GPU_NODE_FOR_CPU = 1000 * UNIT
+"""Cost of work without a GPU on a node that has some, where nodes kept for such work have room."""
+SCARCITY_CAP = 5.0
+LATENCY_CLASSES = frozenset({"inference"})
+_INF = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best place for a request: the need (and so the flavour) that it serves, and its members."""
+
+    need: Need
+    members: tuple[Member, ...]
 
 
 def find(state: PoolState, view: View, request: Request, need: Need) -> tuple[Member, ...] | None:
     """Members for the whole request within ``view``, or None. Nothing is booked."""
-    candidates: list[tuple[int, NodeState, list[GpuState]]] = []
-    for node in nodes_of(state, need.flavour):
-        if node_refusal(node.node, request) is not None or not host_fits(node, view, request):
-            continue
-        cards = cards_for(node, view, request, need)
-        free = count_places(cards, view, request)
-        if request.shape == "cpu":
-            candidates.append((0 if node.node.cpu_only else 1, node, []))
-        elif free >= request.per_node:
-            candidates.append((free - request.per_node, node, cards))
-    chosen = _choose_nodes(candidates, request.nodes)
-    if chosen is None:
+    found = find_among(state, view, request, (need,))
+    return None if found is None else found.members
+
+
+def find_among(
+    state: PoolState, view: View, request: Request, needs: Sequence[Need], *, scarcity: bool = True
+) -> Found | None:
+    """The best place over several flavours that the request may use equally well, or None. Nothing is booked.
+
+    With ``scarcity`` models that tied demand presses on cost more.
+    """
+    kinds = state.kinds(view)
+    offset = _offset(state, request)
+    spare = _scarcity(state) if scarcity and len(needs) > 1 else None
+    best: tuple[float, int, list[int], Need, Work] | None = None
+    for number, (work, group) in enumerate(_works(state, request, needs)):
+        cost = state.scorer.costs(work).over(kinds)
+        if offset is not None:
+            cost = cost + offset
+        if spare is not None:
+            cost = cost + spare * (group[0].milli * request.per_node)
+        if request.nodes == 1:
+            rows = [int(cost.argmin())] if len(cost) else []
+        else:
+            rows = choose(state.fleet, cost, request) or []
+        total = float(sum(cost[row] for row in rows))
+        if rows and total < _INF and (best is None or (-len(rows), total) < (-len(best[2]), best[0])):
+            need = group[0] if len(group) == 1 else _need_on(state, rows[0], group)
+            best = (total, number, rows, need, work)
+    if best is None:
         return None
-    return tuple(
-        _member(number, node, cards, view, request, need) for number, (_, node, cards) in enumerate(chosen)
+    _, _, rows, need, work = best
+    members = tuple(
+        _member(state, view, request, need, work, number, row, int(kinds[row]))
+        for number, row in enumerate(rows)
+    )
+    return Found(need, members)
+
+
+def _works(state: PoolState, request: Request, needs: Sequence[Need]) -> list[tuple[Work, list[Need]]]:
+    """The works that stand for a request on its flavours. Flavours that need the same amounts are judged as one,
+    where a node has cards of one flavour only and any of them may take the whole request."""
+    apart = request.nodes > 1 or state.fleet.mixed
+    groups: dict[Hashable, list[Need]] = {}
+    for need in needs:
+        groups.setdefault((need.milli, need.share_mib, need.flavour if apart else None), []).append(need)
+    return [(_work(request, group), group) for group in groups.values()]
+
+
+def _work(request: Request, needs: Sequence[Need]) -> Work:
+    gpu = request.shape != "cpu"
+    return Work(
+        flavours=frozenset(need.flavour for need in needs if need.flavour is not None)
+        if gpu
+        else frozenset(),
+        shape=request.shape,
+        count=request.per_node if gpu else 0,
+        milli=needs[0].milli if gpu else 0,
+        mib=needs[0].share_mib if request.shape == "fraction" else 0,
+        profile=request.profile if request.shape == "mig" else "",
+        cpu=request.cpu_milli,
+        memory=request.memory_mib,
+        min_gpu_mib=request.min_gpu_mib if gpu else 0,
+        spread=request.job_class in LATENCY_CLASSES,
     )
 
 
-def nodes_of(state: PoolState, flavour: str | None) -> Iterable[NodeState]:
-    """The nodes that carry a flavour, by id; all of them for work without a GPU."""
-    return state.nodes.values() if flavour is None else state.by_flavour.get(flavour, ())
+def _need_on(state: PoolState, row: int, needs: Sequence[Need]) -> Need:
+    flavours = state.fleet.flavours
+    here = flavours[state.fleet.node_flavour[row]]
+    return next(need for need in needs if need.flavour == here)
 
 
-def host_fits(node: NodeState, view: View, request: Request) -> bool:
-    """Whether the host has what was asked for explicitly; a share by GPUs never blocks."""
-    return request.cpu_milli <= view.cpu(node) and request.memory_mib <= view.memory(node)
+def _offset(state: PoolState, request: Request) -> Floats | None:
+    """What each node costs a request beside the loss of room: infinite where it may not go. None: nothing."""
+    fleet = state.fleet
+    key = (
+        fleet.eligibility_key(request), request.datasets if request.stage_datasets else (), request.shape == "cpu",
+    )  # fmt: skip
+    found = fleet.offsets.get(key)
+    if found is None:
+        found = np.where(fleet.eligible(request), 0.0, _INF)
+        if request.shape == "cpu" and any(node.cpu_only for node in fleet.nodes):
+            found += [0.0 if node.cpu_only else GPU_NODE_FOR_CPU for node in fleet.nodes]
+        if request.datasets:
+            wanted = set(request.datasets)
+            found += [float(NO_DATA * len(wanted - node.datasets)) for node in fleet.nodes]
+        fleet.offsets[key] = found
+    return found
 
 
-def cards_for(node: NodeState, view: View, request: Request, need: Need) -> list[GpuState]:
-    """Cards of a node with room for at least one card, fraction or slice of the request, best first."""
-    if request.shape == "cpu" or need.flavour is None:
+def _scarcity(state: PoolState) -> Floats | None:
+    """What one milli-GPU costs on each node for the scarcity of its model; None where no demand is tied.
+
+    r_k = (share of the demand that is tied to model k) · (all free) / (free of k); an unconstrained ask pays
+    min(r_k, 5)³ per GPU.
+    """
+    rates = scarcity_rates(state)
+    if not rates:
+        return None
+    fleet = state.fleet
+    pressed = [min(rates.get(flavour, 0.0), SCARCITY_CAP) for flavour in fleet.flavours]
+    per_flavour = [float(round(rate * rate * rate * UNIT / 1000)) for rate in pressed]
+    return np.array([*per_flavour, 0.0])[fleet.flavour_of_node]
+
+
+def scarcity_rates(state: PoolState) -> dict[str, float]:
+    """How much the demand tied to each model presses on what is free of it, against the pool as a whole.
+
+    Demand that accepts several models presses on each by what is free of it.
+    """
+    free = state.free_milli
+    total = sum(free.values())
+    rates: dict[str, float] = {}
+    scorer = state.scorer
+    for flavours, amount in scorer.tied:
+        there = sum(free.get(flavour, 0) for flavour in flavours)
+        pressure = amount * total / (scorer.demand_milli * max(1, there))
+        for flavour in flavours:
+            rates[flavour] = rates.get(flavour, 0.0) + pressure
+    return rates
+
+
+def scarcity(state: PoolState, demand: Mapping[str, int], flavour: str) -> float:
+    """How much a given demand tied to a model presses on what is free of it; 0 where nobody needs just this one."""
+    tied = demand.get(flavour, 0)
+    return tied / max(1, state.free_milli.get(flavour, 0)) if tied else 0.0
+
+
+def _member(
+    state: PoolState, view: View, request: Request, need: Need, work: Work, number: int, row: int, kind: int
+) -> Member:
+    node = state.fleet.nodes[row]
+    cpu, memory = host_share(node, request)
+    free_cpu, free_memory = max(0, state.cpu[row]), max(0, state.memory[row])
+    limit = view.host.get(node.id)
+    if limit is not None:
+        free_cpu, free_memory = max(0, min(free_cpu, limit[0])), max(0, min(free_memory, limit[1]))
+    return Member(
+        number=number,
+        node_id=node.id,
+        cpu_milli=min(cpu, free_cpu) if state.cpu[row] < AMPLE else request.cpu_milli,
+        memory_mib=min(memory, free_memory) if state.memory[row] < AMPLE else request.memory_mib,
+        takes=tuple(_takes(state, view, request, need, work, row, kind)),
+    )
+
+
+def _takes(
+    state: PoolState, view: View, request: Request, need: Need, work: Work, row: int, kind: int
+) -> list[Take]:
+    if request.shape == "cpu":
         return []
-    found = [card for card in node.gpus if gpu_refusal(card.gpu, request, need.flavour) is None]
+    if request.shape == "mig":
+        return _slice_takes(state, view, request, need, row)
+    cards = _cards(state, view, request, need, row)
     if request.shape == "whole":
-        return [card for card in found if card.untouched and view.free(card) == [WHOLE]]
-    if request.shape == "mig":
-        return [card for card in found if slices_for(card, view, request.profile)]
-    fitting = [
-        card for card in found if room(view.free(card)) >= need.milli and card.free_mib >= need.share_mib
+        return [
+            Take(state.fleet.cards[card].id, (WHOLE,), 1000, 0) for card, _ in _linked(state, cards, request)
+        ]
+    if request.per_node == 1:
+        wanted = state.scorer.costs(work).card_on(kind)
+        chosen = [next(one for one in cards if room(one[1]) == wanted)]
+    else:
+        rank = fraction_rank(state.scorer.prices, np.array([room(free) for _, free in cards]), work)
+        order = np.argsort(rank, kind="stable")[: request.per_node]
+        chosen = [cards[place] for place in order]
+    return [
+        Take(state.fleet.cards[card].id, spans_for(free, need.milli), need.milli, need.share_mib)
+        for card, free in chosen
     ]
-    fitting.sort(key=lambda card: (card.untouched, room(view.free(card)), card.gpu.index, card.gpu.id))
-    return fitting
 
 
-def count_places(cards: Sequence[GpuState], view: View, request: Request) -> int:
-    """How many cards, fractions or slices of the request these cards could take (a fraction: one a card)."""
-    if request.shape == "mig":
-        return sum(len(slices_for(card, view, request.profile)) for card in cards)
-    return len(cards)
+Card = tuple[int, tuple[Span, ...]]
 
 
-def slices_for(card: GpuState, view: View, profile: str) -> list[Slice]:
-    """Free slices of a profile on a card, by memory slot."""
-    free = [
-        one
-        for one in card.free_slices.values()
-        if one.profile == profile
-        and one.id not in view.slices
-        and not overlaps(one.span, view.spans.get(card.gpu.id, ()))
+def _cards(state: PoolState, view: View, request: Request, need: Need, row: int) -> list[Card]:
+    """Cards of a node (by row) with room for one card or fraction of the request, and their free spans."""
+    fleet = state.fleet
+    found: list[Card] = []
+    for card in range(fleet.first[row], fleet.first[row + 1]):
+        milli = state.milli[card]
+        if milli < need.milli or gpu_refusal(fleet.cards[card], request, need.flavour or "") is not None:
+            continue
+        free = state.free[card]
+        held = view.spans.get(fleet.cards[card].id)
+        if held is not None:
+            free = view.free(GpuState(state, card))
+            milli = room(free)
+        if request.shape == "fraction":
+            if milli >= need.milli and state.free_mib[card] >= need.share_mib:
+                found.append((card, free))
+        elif free == ALL:
+            found.append((card, free))
+    return found
+
+
+def _linked(state: PoolState, cards: Sequence[Card], request: Request) -> list[Card]:
+    """Cards of as few link groups as possible; the smallest group that suffices."""
+    count = request.per_node
+    groups: dict[int, list[Card]] = {}
+    for one in cards:
+        groups.setdefault(state.fleet.cards[one[0]].link_group, []).append(one)
+    enough = [group for group in groups.values() if len(group) >= count]
+    if enough:
+        return min(enough, key=lambda group: (len(group), group[0]))[:count]
+    ordered = sorted(groups.values(), key=lambda group: (-len(group), group[0]))
+    return [card for group in ordered for card in group][:count]
+
+
+def _slice_takes(state: PoolState, view: View, request: Request, need: Need, row: int) -> list[Take]:
+    fleet = state.fleet
+    ranked: list[tuple[tuple[bool, int, int], int, list[Slice]]] = []
+    for card in range(fleet.first[row], fleet.first[row + 1]):
+        if gpu_refusal(fleet.cards[card], request, need.flavour or "") is None:
+            free = state.slices_of(card, view)
+            profiles = tuple(one.profile for one in free)
+            if request.profile in profiles:
+                rank = mig_rank(not state.held[card], profiles, request.profile)
+                ranked.append((rank, card, [one for one in free if one.profile == request.profile]))
+    ranked.sort(key=lambda one: one[:2])
+    chosen = [(card, one) for _, card, free in ranked for one in free][: request.per_node]
+    return [
+        Take(fleet.cards[card].id, (one.span,), need.milli, one.memory_mib, one.id) for card, one in chosen
     ]
-    free.sort(key=lambda one: (one.span, one.id))
-    return free
-
-
-def room(free: Sequence[Span]) -> int:
-    """Milli-GPU in some spans."""
-    return sum(high - low for low, high in free)
 
 
 def spans_for(free: Sequence[Span], milli: int) -> tuple[Span, ...]:
@@ -104,81 +284,38 @@ def spans_for(free: Sequence[Span], milli: int) -> tuple[Span, ...]:
     raise ValueError("the spans hold less than that")
 
 
-def _choose_nodes(
-    candidates: list[tuple[int, NodeState, list[GpuState]]], wanted: int
-) -> list[tuple[int, NodeState, list[GpuState]]] | None:
-    if len(candidates) < wanted:
-        return None
-    candidates.sort(key=lambda row: (row[0], row[1].node.id))
-    if wanted == 1:
-        return candidates[:1]
-    for key in (_cluster, _site):
-        groups: dict[str, list[tuple[int, NodeState, list[GpuState]]]] = {}
-        for row in candidates:
-            groups.setdefault(key(row[1]), []).append(row)
-        full = [rows[:wanted] for rows in groups.values() if len(rows) >= wanted]
-        if full:
-            return min(full, key=lambda rows: (sum(row[0] for row in rows), rows[0][1].node.id))
-    return None
+# What follows looks at single nodes, for the reasons that people are told.
 
 
-def _cluster(node: NodeState) -> str:
-    return f"{node.node.site}/{node.node.cluster_id}"
+def nodes_of(state: PoolState, flavour: str | None) -> Iterable[NodeState]:
+    """The nodes that carry a flavour, by id; all of them for work without a GPU."""
+    return state.nodes.values() if flavour is None else state.by_flavour.get(flavour, ())
 
 
-def _site(node: NodeState) -> str:
-    return node.node.site
+def host_fits(node: NodeState, view: View, request: Request) -> bool:
+    """Whether the host has what was asked for explicitly; a share by GPUs never blocks."""
+    return request.cpu_milli <= view.cpu(node) and request.memory_mib <= view.memory(node)
 
 
-def _member(
-    number: int, node: NodeState, cards: Sequence[GpuState], view: View, request: Request, need: Need
-) -> Member:
-    cpu, memory = host_share(node.node, request)
-    return Member(
-        number=number,
-        node_id=node.node.id,
-        cpu_milli=min(cpu, view.cpu(node)) if node.cpu != AMPLE else request.cpu_milli,
-        memory_mib=min(memory, view.memory(node)) if node.memory != AMPLE else request.memory_mib,
-        takes=tuple(_takes(cards, view, request, need)),
-    )
-
-
-def _takes(cards: Sequence[GpuState], view: View, request: Request, need: Need) -> list[Take]:
+def cards_for(node: NodeState, view: View, request: Request, need: Need) -> list[GpuState]:
+    """Cards of a node with room for at least one card, fraction or slice of the request, best first."""
+    if request.shape == "cpu" or need.flavour is None:
+        return []
+    found = [card for card in node.gpus if gpu_refusal(card.gpu, request, need.flavour) is None]
     if request.shape == "whole":
-        return [Take(card.gpu.id, (WHOLE,), 1000, 0) for card in _linked(cards, request.per_node)]
-    if request.shape == "fraction":
-        return [
-            Take(card.gpu.id, spans_for(view.free(card), need.milli), need.milli, need.share_mib)
-            for card in cards[: request.per_node]
-        ]
-    takes: list[Take] = []
-    by_fill = sorted(
-        cards, key=lambda card: (len(slices_for(card, view, request.profile)), card.gpu.index, card.gpu.id)
-    )
-    for card in by_fill:
-        for one in slices_for(card, view, request.profile)[: request.per_node - len(takes)]:
-            takes.append(Take(card.gpu.id, (one.span,), need.milli, one.memory_mib, one.id))
-    return takes
+        return [card for card in found if card.untouched and view.free(card) == ALL]
+    if request.shape == "mig":
+        return [card for card in found if slices_for(card, view, request.profile)]
+    return [card for card in found if room(view.free(card)) >= need.milli and card.free_mib >= need.share_mib]
 
 
-def _linked(cards: Sequence[GpuState], count: int) -> list[GpuState]:
-    groups: dict[int, list[GpuState]] = {}
-    for card in cards:
-        groups.setdefault(card.gpu.link_group, []).append(card)
-    enough = [group for group in groups.values() if len(group) >= count]
-    if enough:
-        return min(enough, key=lambda group: (len(group), group[0].gpu.index))[:count]
-    ordered = sorted(groups.values(), key=lambda group: (-len(group), group[0].gpu.index))
-    return [card for group in ordered for card in group][:count]
+def count_places(cards: Sequence[GpuState], view: View, request: Request) -> int:
+    """How many cards, fractions or slices of the request these cards could take (a fraction: one a card)."""
+    if request.shape == "mig":
+        return sum(len(slices_for(card, view, request.profile)) for card in cards)
+    return len(cards)
 
 
-def scarcity(state: PoolState, demand: dict[str, int], flavour: str) -> float:
-    """How much the demand tied to a model presses on what is free of it: an open ask should not spend it.
-
-    (tied demand ÷ free of the model) against (all free): higher is scarcer; 0 where nobody needs just this
-    model.
-    """
-    tied = demand.get(flavour, 0)
-    if not tied:
-        return 0.0
-    return tied / max(1, state.free_milli.get(flavour, 0))
+def slices_for(card: GpuState, view: View, profile: str) -> list[Slice]:
+    """Free slices of a profile on a card, by memory slot."""
+    return [one for one in card.slices(view) if one.profile == profile]

@@ -30,8 +30,8 @@ from typing import Any
 
 from pool.engine.fit import Need, flavour_refusal, gpu_refusal, node_refusal
 from pool.engine.model import FlavourFacts, Policy, Request
-from pool.engine.placement import cards_for, count_places, host_fits, nodes_of, room
-from pool.engine.state import NodeState, PoolState, View
+from pool.engine.placement import cards_for, count_places, host_fits, nodes_of
+from pool.engine.state import NodeState, PoolState, View, room
 
 
 @dataclass(frozen=True, slots=True)

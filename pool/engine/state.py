@@ -4,50 +4,89 @@ when.
 Built from nodes and from what holds places; ``take`` books a member, ``give_back`` undoes that for one that is
 booked. ``mark`` and ``rollback`` bracket a what-if: all that happened in between is undone, at the cost of what
 changed. Outside of these free space only shrinks, so what did not fit once does not fit later in the same cycle.
+
+Free space is kept by row in plain lists; ``GpuState`` and ``NodeState`` are live windows on one row of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
-from pool.engine.model import WHOLE, Gpu, Member, Node, Slice, Span, Take
+import numpy as np
 
-AMPLE = 1 << 60
+from pool.engine.fleet import AMPLE, Fleet, Ints
+from pool.engine.kinds import MigCard, Overlay
+from pool.engine.model import WHOLE, Gpu, Member, Mix, Node, Slice, Span, Take
+from pool.engine.score import Scorer
+
+Spans = tuple[Span, ...]
+ALL: Spans = (WHOLE,)
+_FREE_CARD: tuple[Take, ...] = ()
 
 
 class Overbooked(ValueError):
     """A take lies outside what is free: the snapshot contradicts itself, or a caller erred."""
 
 
-@dataclass(slots=True)
 class GpuState:
-    """Free space of one card. ``free`` are sorted disjoint spans."""
+    """Free space of one card, as it is now. ``free`` are sorted disjoint spans."""
 
-    gpu: Gpu
-    node: NodeState
-    free: list[Span] = field(default_factory=lambda: [WHOLE])
-    free_mib: int = 0
-    free_slices: dict[int, Slice] = field(default_factory=dict)
-    held: tuple[Take, ...] = ()
+    __slots__ = ("_row", "_state", "gpu")
+
+    def __init__(self, state: PoolState, row: int) -> None:
+        self._state, self._row = state, row
+        self.gpu: Gpu = state.fleet.cards[row]
 
     @property
-    def untouched(self) -> bool:
-        return self.free == [WHOLE]
+    def free(self) -> Spans:
+        return self._state.free[self._row]
+
+    @property
+    def free_mib(self) -> int:
+        return self._state.free_mib[self._row]
 
     @property
     def free_milli(self) -> int:
-        return sum(high - low for low, high in self.free)
+        return self._state.milli[self._row]
+
+    @property
+    def untouched(self) -> bool:
+        return self.free == ALL
+
+    @property
+    def free_slices(self) -> dict[int, Slice]:
+        """Instances of the card that nobody holds, by id."""
+        return {one.id: one for one in self._state.slices_of(self._row)}
+
+    def slices(self, view: View) -> list[Slice]:
+        """Free instances of the card within a view, by memory slot."""
+        return self._state.slices_of(self._row, view)
 
 
-@dataclass(slots=True)
 class NodeState:
-    """Free host resources of a node and its usable cards."""
+    """Free host resources of a node and its cards, as they are now."""
 
-    node: Node
-    cpu: int
-    memory: int
-    gpus: list[GpuState] = field(default_factory=list)
+    __slots__ = ("_state", "node", "row")
+
+    def __init__(self, state: PoolState, row: int) -> None:
+        self._state, self.row = state, row
+        self.node: Node = state.fleet.nodes[row]
+
+    @property
+    def cpu(self) -> int:
+        return self._state.cpu[self.row]
+
+    @property
+    def memory(self) -> int:
+        return self._state.memory[self.row]
+
+    @property
+    def gpus(self) -> list[GpuState]:
+        first = self._state.fleet.first
+        return [GpuState(self._state, row) for row in range(first[self.row], first[self.row + 1])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,32 +101,179 @@ class Hold:
     slices: frozenset[int]
 
 
+@dataclass(frozen=True, slots=True)
+class Slack:
+    """Host CPU and memory of a node that others may still use past the start of a hold."""
+
+    hold: int
+    start_at: int
+    cpu: int
+    memory: int
+
+
+@dataclass(slots=True)
+class View:
+    """Places to keep off, by card and node."""
+
+    spans: dict[int, list[Span]]
+    slices: frozenset[int]
+    host: dict[int, tuple[int, int]]
+    overlay: Overlay | None = field(default=None, compare=False)
+
+    def free(self, card: GpuState) -> Spans:
+        held = self.spans.get(card.gpu.id)
+        return card.free if held is None else subtract(card.free, held)
+
+    def cpu(self, state: NodeState) -> int:
+        limit = self.host.get(state.node.id)
+        return max(0, state.cpu if limit is None else min(state.cpu, limit[0]))
+
+    def memory(self, state: NodeState) -> int:
+        limit = self.host.get(state.node.id)
+        return max(0, state.memory if limit is None else min(state.memory, limit[1]))
+
+
+NOTHING_HELD = View({}, frozenset(), {})
+
+
 class PoolState:
     """Free places of some nodes. ``nodes`` in any order; all iteration is by id."""
 
-    def __init__(self, nodes: Iterable[Node], members: Iterable[Member] = ()) -> None:
-        self.nodes: dict[int, NodeState] = {}
-        self.gpus: dict[int, GpuState] = {}
-        self.by_flavour: dict[str, list[NodeState]] = {}
+    def __init__(
+        self,
+        nodes: Iterable[Node] | Fleet,
+        members: Iterable[Member] = (),
+        *,
+        mix: Mix | None = None,
+        scorer: Scorer | None = None,
+    ) -> None:
+        self.fleet = fleet = nodes if isinstance(nodes, Fleet) else Fleet(nodes)
+        self._mix, self._scorer = mix, scorer
+        self.cpu: list[int] = [_known(node.cpu_milli) for node in fleet.nodes]
+        self.memory: list[int] = [_known(node.memory_mib) for node in fleet.nodes]
+        count = len(fleet.cards)
+        self.held: list[tuple[Take, ...]] = [_FREE_CARD] * count
+        self.free: list[Spans] = [ALL] * count
+        self.milli: list[int] = [1000] * count
+        self.free_mib: list[int] = [gpu.memory_mib for gpu in fleet.cards]
         self.free_milli: dict[str, int] = {}
+        for gpu in fleet.cards:
+            if gpu.blocked is None:
+                self.free_milli[gpu.flavour] = self.free_milli.get(gpu.flavour, 0) + 1000
         self.holds: list[Hold] = []
-        self.host_slack: dict[int, list[tuple[int, int, int]]] = {}
-        self._undo: list[Callable[[], None]] = []
-        for node in sorted(nodes, key=lambda one: one.id):
-            state = NodeState(node, _known(node.cpu_milli), _known(node.memory_mib))
-            self.nodes[node.id] = state
-            flavours: set[str] = set()
-            for gpu in sorted(node.gpus, key=lambda one: (one.index, one.id)):
-                card = GpuState(gpu, state, [WHOLE], gpu.memory_mib, {one.id: one for one in gpu.slices})
-                state.gpus.append(card)
-                self.gpus[gpu.id] = card
-                flavours.add(gpu.flavour)
-                if gpu.blocked is None:
-                    self.free_milli[gpu.flavour] = self.free_milli.get(gpu.flavour, 0) + 1000
-            for flavour in sorted(flavours):
-                self.by_flavour.setdefault(flavour, []).append(state)
+        self.host_slack: dict[int, list[Slack]] = {}
+        self.versions: list[int] = [0] * len(fleet.nodes)
+        """Grows with every change of a node: what was worked out for a node holds while its number stands."""
+        self._changed: set[int] = set(range(len(fleet.nodes)))
+        self._kinds: Ints = np.zeros(len(fleet.nodes), dtype=np.int64)
+        self._undo: list[tuple[Any, ...]] = []
+        self._views: dict[tuple[int, ...], View] = {}
         for member in members:
             self.take(member, lenient=True)
+        self._undo.clear()
+
+    def fresh(self, members: Iterable[Member]) -> PoolState:
+        """The same pool and scores with other members booked, and nothing promised."""
+        return PoolState(self.fleet, members, scorer=self.scorer)
+
+    def relearn(self, mix: Mix) -> None:
+        """Judge by another workload mix from now on."""
+        self._scorer, self._mix = None, mix
+        self._changed.update(range(len(self.fleet.nodes)))
+        self._views.clear()
+
+    @property
+    def scorer(self) -> Scorer:
+        """Scores of this fleet under its workload mix; made when first asked for."""
+        if self._scorer is None:
+            self._scorer = Scorer(self.fleet, self._mix)
+        return self._scorer
+
+    def kinds(self, view: View) -> Ints:
+        """The kind of each node by row, with what ``view`` keeps off left out. Do not write to it."""
+        if self._changed:
+            for row in self._changed:
+                self._kinds[row] = self._kind(row)
+            self._changed.clear()
+        if not view.spans and not view.slices and not view.host:
+            return self._kinds
+        kinds = self._kinds.copy()
+        overlay = self._overlay(view)
+        kinds[overlay.rows] = overlay.kinds
+        return kinds
+
+    def _overlay(self, view: View) -> Overlay:
+        if view.overlay is None:
+            card_row, card_node = self.fleet.card_row, self.fleet.card_node
+            rows = {card_node[card_row[gpu_id]] for gpu_id in view.spans if gpu_id in card_row}
+            rows |= {self.fleet.node_row[node_id] for node_id in view.host}
+            ordered = sorted(rows)
+            view.overlay = Overlay(ordered, [-1] * len(ordered), [0] * len(ordered))
+        overlay = view.overlay
+        for place, row in enumerate(overlay.rows):
+            if overlay.versions[place] != self.versions[row]:
+                overlay.versions[place] = self.versions[row]
+                overlay.kinds[place] = self._kind(row, view)
+        return overlay
+
+    def _kind(self, row: int, view: View | None = None) -> int:
+        kinds = self.scorer.kinds
+        first, last = self.fleet.first[row], self.fleet.first[row + 1]
+        cpu, memory = max(0, self.cpu[row]), max(0, self.memory[row])
+        milli, mib, code = self.milli, self.free_mib, kinds.card_code
+        if view is None:
+            codes = [kinds.code(c, milli[c], mib[c]) for c in range(first, last) if code[c] >= 0]
+        else:
+            limit = view.host.get(self.fleet.nodes[row].id)
+            if limit is not None:
+                cpu, memory = max(0, min(cpu, limit[0])), max(0, min(memory, limit[1]))
+            codes = [
+                kinds.code(c, room(view.free(GpuState(self, c))), mib[c])
+                for c in range(first, last)
+                if code[c] >= 0
+            ]
+        if row in kinds.mig_rows:
+            codes += self._mig_codes(first, last, view)
+        return kinds.of(row, cpu, memory, codes)
+
+    def _mig_codes(self, first: int, last: int, view: View | None) -> list[int]:
+        codes: list[int] = []
+        for card in range(first, last):
+            gpu = self.fleet.cards[card]
+            if gpu.mig and gpu.blocked is None:
+                free = tuple(sorted(one.profile for one in self.slices_of(card, view)))
+                codes.append(self.scorer.kinds.mig_code(MigCard(gpu.flavour, not self.held[card], free)))
+        return codes
+
+    def slices_of(self, card: int, view: View | None = None) -> list[Slice]:
+        """Free instances of a card by memory slot."""
+        gpu, held = self.fleet.cards[card], self.held[card]
+        if not gpu.slices:
+            return []
+        taken = {take.slice_id for take in held}
+        spans = [span for take in held for span in take.spans] if gpu.mig else []
+        if view is not None:
+            taken |= view.slices
+            spans += view.spans.get(gpu.id, ())
+        free = [one for one in gpu.slices if one.id not in taken and not overlaps(one.span, spans)]
+        free.sort(key=lambda one: (one.span, one.id))
+        return free
+
+    @cached_property
+    def nodes(self) -> dict[int, NodeState]:
+        """Live windows on the nodes, by id."""
+        return {node.id: NodeState(self, row) for row, node in enumerate(self.fleet.nodes)}
+
+    @cached_property
+    def gpus(self) -> dict[int, GpuState]:
+        """Live windows on the cards, by id."""
+        return {gpu.id: GpuState(self, row) for row, gpu in enumerate(self.fleet.cards)}
+
+    @cached_property
+    def by_flavour(self) -> dict[str, list[NodeState]]:
+        """The nodes that carry a flavour, by id."""
+        windows = list(self.nodes.values())
+        return {flavour: [windows[row] for row in rows] for flavour, rows in self.fleet.by_flavour.items()}
 
     def take(self, member: Member, *, lenient: bool = False) -> None:
         """Book a member. Overbooked, and nothing booked, when a span is not free; ``lenient`` (for what already
@@ -121,87 +307,88 @@ class PoolState:
     def rollback(self, token: int) -> None:
         """Undo every take, give-back and hold since ``mark`` gave the token."""
         while len(self._undo) > token:
-            self._undo.pop()()
+            entry = self._undo.pop()
+            if entry[0] == "card":
+                self._set_card(*entry[1:])
+            elif entry[0] == "host":
+                _, row, cpu, memory = entry
+                self.cpu[row], self.memory[row] = cpu, memory
+                self._touch(row)
+            else:
+                self.holds, self.host_slack = entry[1], entry[2]
+                self._views.clear()
 
     def _host(self, member: Member, sign: int) -> None:
-        node = self.nodes.get(member.node_id)
-        if node is None:
+        row = self.fleet.node_row.get(member.node_id)
+        if row is None:
             return
-        before = (node.cpu, node.memory)
-
-        def restore() -> None:
-            node.cpu, node.memory = before
-
-        self._undo.append(restore)
-        if node.cpu != AMPLE:
-            node.cpu += sign * member.cpu_milli
-        if node.memory != AMPLE:
-            node.memory += sign * member.memory_mib
+        cpu, memory = self.cpu[row], self.memory[row]
+        self._undo.append(("host", row, cpu, memory))
+        if cpu < AMPLE:
+            self.cpu[row] = cpu + sign * member.cpu_milli
+        if memory < AMPLE:
+            self.memory[row] = memory + sign * member.memory_mib
+        self._touch(row)
 
     def _take(self, take: Take, lenient: bool) -> None:
-        card = self.gpus.get(take.gpu_id)
-        if card is None:
+        row = self.fleet.card_row.get(take.gpu_id)
+        if row is None:
             if lenient:
                 return
             raise Overbooked(f"card {take.gpu_id} is not in the pool")
+        free = self.free[row]
         if not lenient:
             for low, high in take.spans:
-                if not any(start <= low and high <= end for start, end in card.free):
+                if not any(start <= low and high <= end for start, end in free):
                     raise Overbooked(f"card {take.gpu_id}: [{low}, {high}) is not free")
-            if take.slice_id is not None and take.slice_id not in card.free_slices:
+            if take.slice_id is not None and all(one.id != take.slice_id for one in self.slices_of(row)):
                 raise Overbooked(f"slice {take.slice_id} is not free")
-        self._hold(card, (*card.held, take))
+        self._hold(row, (*self.held[row], take))
 
     def _give_back(self, take: Take) -> None:
-        card = self.gpus.get(take.gpu_id)
-        if card is None:
+        row = self.fleet.card_row.get(take.gpu_id)
+        if row is None:
             return
-        if take not in card.held:
+        held = self.held[row]
+        if take not in held:
             raise Overbooked(f"card {take.gpu_id}: nobody holds {take.spans}")
-        position = card.held.index(take)
-        self._hold(card, card.held[:position] + card.held[position + 1 :])
+        place = held.index(take)
+        self._hold(row, held[:place] + held[place + 1 :])
 
-    def _hold(self, card: GpuState, held: tuple[Take, ...]) -> None:
+    def _hold(self, row: int, held: tuple[Take, ...]) -> None:
         """Set what is held of a card; all that is free follows from it."""
-        before = (card.held, card.free, card.free_mib, card.free_slices)
-        milli = card.free_milli
-
-        def restore() -> None:
-            self._count(card, card.free_milli, -1)
-            card.held, card.free, card.free_mib, card.free_slices = before
-            self._count(card, card.free_milli, 1)
-
-        self._undo.append(restore)
-        spans = [span for take in held for span in take.spans]
-        slices = {take.slice_id for take in held if take.slice_id is not None}
-        card.held = held
-        card.free = subtract([WHOLE], spans)
+        self._undo.append(("card", row, self.held[row], self.free[row], self.free_mib[row]))
+        gpu = self.fleet.cards[row]
+        free = subtract(ALL, [span for take in held for span in take.spans])
         # Memory 0 means the whole card's: nothing is left to share then.
-        shared = [take.memory_mib or card.gpu.memory_mib for take in held if take.slice_id is None]
-        card.free_mib = max(0, card.gpu.memory_mib - sum(shared))
-        card.free_slices = {
-            one.id: one
-            for one in card.gpu.slices
-            if one.id not in slices and not (card.gpu.mig and overlaps(one.span, spans))
-        }
-        self._count(card, milli, -1)
-        self._count(card, card.free_milli, 1)
+        shared = sum(take.memory_mib or gpu.memory_mib for take in held if take.slice_id is None)
+        self._set_card(row, held, free, max(0, gpu.memory_mib - shared))
 
-    def _count(self, card: GpuState, milli: int, sign: int) -> None:
-        if card.gpu.blocked is None:
-            self.free_milli[card.gpu.flavour] += sign * milli
+    def _set_card(self, row: int, held: tuple[Take, ...], free: Spans, free_mib: int) -> None:
+        gpu, milli = self.fleet.cards[row], room(free)
+        if gpu.blocked is None:
+            self.free_milli[gpu.flavour] += milli - self.milli[row]
+        self.held[row], self.free[row], self.milli[row], self.free_mib[row] = held, free, milli, free_mib
+        self._touch(self.fleet.card_node[row])
 
-    def add_hold(self, request_id: int, start_at: int, members: Iterable[Member], later: PoolState) -> None:
-        """Promise ``members`` from ``start_at``; ``later`` is the pool as expected then, without them.
+    def _touch(self, row: int) -> None:
+        self.versions[row] += 1
+        self._changed.add(row)
+
+    def add_hold(
+        self,
+        request_id: int,
+        start_at: int,
+        members: Iterable[Member],
+        later: PoolState | None = None,
+    ) -> None:
+        """Promise ``members`` from ``start_at``; ``later`` is the pool as expected then, without them (None: this
+        state as it is now).
 
         Keeps per node how much host CPU and memory others may still use past ``start_at``.
         """
-        before, slack_before = list(self.holds), dict(self.host_slack)
-
-        def restore() -> None:
-            self.holds, self.host_slack = before, slack_before
-
-        self._undo.append(restore)
+        later = later or self
+        self._undo.append(("holds", list(self.holds), dict(self.host_slack)))
         spans: dict[int, tuple[Span, ...]] = {}
         slices: set[int] = set()
         for member in members:
@@ -209,65 +396,58 @@ class PoolState:
                 spans[take.gpu_id] = (*spans.get(take.gpu_id, ()), *take.spans)
                 if take.slice_id is not None:
                     slices.add(take.slice_id)
-            host = later.nodes[member.node_id]
-            slack = (start_at, max(0, host.cpu - member.cpu_milli), max(0, host.memory - member.memory_mib))
+            row = later.fleet.node_row[member.node_id]
+            cpu, memory = later.cpu[row] - member.cpu_milli, later.memory[row] - member.memory_mib
+            slack = Slack(len(self.holds), start_at, max(0, cpu), max(0, memory))
             self.host_slack[member.node_id] = [*self.host_slack.get(member.node_id, ()), slack]
         self.holds.append(Hold(request_id, start_at, spans, frozenset(slices)))
+        self._views.clear()
 
     def spend_slack(self, member: Member, ends_at: int | None) -> None:
         """A placed member that runs past a promise uses up the host slack left beside it."""
         slacks = self.host_slack.get(member.node_id)
-        if slacks:
-            before = slacks
-            self._undo.append(lambda: self.host_slack.__setitem__(member.node_id, before))
-            self.host_slack[member.node_id] = [
-                (start, cpu - member.cpu_milli, memory - member.memory_mib)
-                if ends_at is None or ends_at > start
-                else (start, cpu, memory)
-                for start, cpu, memory in slacks
-            ]
+        if not slacks:
+            return
+        self._undo.append(("holds", list(self.holds), dict(self.host_slack)))
+        self.host_slack[member.node_id] = [
+            replace(one, cpu=one.cpu - member.cpu_milli, memory=one.memory - member.memory_mib)
+            if ends_at is None or ends_at > one.start_at
+            else one
+            for one in slacks
+        ]
+        self._views.clear()
 
-    def view(self, ends_at: int | None, *, holds: bool = True) -> View:
-        """What somebody who runs until ``ends_at`` (None = for ever) may use."""
-        if not holds:
-            return View({}, frozenset(), {})
+    def view(self, ends_at: int | None, *, holds: bool = True, request_id: int | None = None) -> View:
+        """What somebody who runs until ``ends_at`` (None = for ever) may use; what is promised to ``request_id``
+        itself does not bind it."""
+        if not holds or not self.holds:
+            return NOTHING_HELD
+        binding = tuple(
+            index
+            for index, hold in enumerate(self.holds)
+            if (ends_at is None or ends_at > hold.start_at) and hold.request_id != request_id
+        )
+        found = self._views.get(binding)
+        if found is None:
+            found = self._views[binding] = self._view(set(binding))
+        return found
+
+    def _view(self, binding: set[int]) -> View:
         spans: dict[int, list[Span]] = {}
         slices: set[int] = set()
-        for hold in self.holds:
-            if ends_at is None or ends_at > hold.start_at:
-                for gpu_id, held in hold.spans.items():
-                    spans.setdefault(gpu_id, []).extend(held)
-                slices |= hold.slices
+        for index in sorted(binding):
+            for gpu_id, held in self.holds[index].spans.items():
+                spans.setdefault(gpu_id, []).extend(held)
+            slices |= self.holds[index].slices
         host: dict[int, tuple[int, int]] = {}
         for node_id, slacks in self.host_slack.items():
-            mine = [(cpu, mib) for start, cpu, mib in slacks if ends_at is None or ends_at > start]
+            mine = [one for one in slacks if one.hold in binding]
             if mine:
-                host[node_id] = (min(cpu for cpu, _ in mine), min(mib for _, mib in mine))
+                host[node_id] = (min(one.cpu for one in mine), min(one.memory for one in mine))
         return View(spans, frozenset(slices), host)
 
 
-@dataclass(frozen=True, slots=True)
-class View:
-    """Places to keep off, by card and node."""
-
-    spans: dict[int, list[Span]]
-    slices: frozenset[int]
-    host: dict[int, tuple[int, int]]
-
-    def free(self, card: GpuState) -> list[Span]:
-        held = self.spans.get(card.gpu.id)
-        return card.free if held is None else subtract(card.free, held)
-
-    def cpu(self, state: NodeState) -> int:
-        limit = self.host.get(state.node.id)
-        return max(0, state.cpu if limit is None else min(state.cpu, limit[0]))
-
-    def memory(self, state: NodeState) -> int:
-        limit = self.host.get(state.node.id)
-        return max(0, state.memory if limit is None else min(state.memory, limit[1]))
-
-
-def subtract(free: list[Span], taken: Iterable[Span]) -> list[Span]:
+def subtract(free: Spans, taken: Iterable[Span]) -> Spans:
     """Sorted disjoint ``free`` without ``taken``."""
     left = free
     for low, high in taken:
@@ -280,13 +460,18 @@ def subtract(free: list[Span], taken: Iterable[Span]) -> list[Span]:
                 parts.append((start, low))
             if high < end:
                 parts.append((high, end))
-        left = parts
+        left = tuple(parts)
     return left
 
 
 def overlaps(span: Span, others: Iterable[Span]) -> bool:
     """Whether a span shares a point with any of the others."""
     return any(span[0] < high and low < span[1] for low, high in others)
+
+
+def room(free: Iterable[Span]) -> int:
+    """Milli-GPU in some disjoint spans."""
+    return sum(high - low for low, high in free)
 
 
 def _known(amount: int | None) -> int:
