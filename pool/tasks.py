@@ -8,7 +8,10 @@ from pool.services.closing import allocation_finish
 from pool.services.cycle import schedule_cycle as run_cycle
 from pool.services.execution import allocation_start, execution_reconcile
 from pool.services.expiry import leases_sweep
+from pool.services.hooks import hooks_repeat, post_checkpoint
+from pool.services.ladder import checkpoint_reported
 from pool.services.node_watch import nodes_sweep
+from portal.kernel.clock import now
 from portal.kernel.locks import try_advisory_lock
 
 
@@ -36,6 +39,14 @@ def sweep_leases() -> None:
     leases_sweep()
 
 
+@shared_task(name="pool.checkpoint_call", queue="execute", ignore_result=True)
+def checkpoint_call(case_id: int) -> None:
+    """Post the checkpoint hook of one case, and tell the ladder what came of it."""
+    answer = post_checkpoint(case_id=case_id)
+    if answer is not None and not answer.later:
+        checkpoint_reported(case_id=case_id, member=None, ok=answer.ok, detail=answer.text)
+
+
 @shared_task(name="pool.sweep_nodes", queue="schedule", ignore_result=True)
 def sweep_nodes() -> None:
     """Silent nodes and the fencing of lost ones."""
@@ -48,3 +59,4 @@ def reconcile_execution() -> None:
     with try_advisory_lock("pool.reconcile_execution") as got:
         if got:
             execution_reconcile()
+            hooks_repeat(now())

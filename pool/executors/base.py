@@ -81,6 +81,9 @@ class Executor(Protocol):
     def observe(self, *, member: AllocationMember) -> Observation:
         """What is known of the member now."""
 
+    def checkpoint(self, *, member: AllocationMember, order: dict[str, Any]) -> None:
+        """Order a checkpoint: `case` (its uid), `kind` signal or command, `signal`, `command`, `seconds`."""
+
     def stop(self, *, member: AllocationMember, grace_s: float, signal: str = "SIGTERM") -> None:
         """Order the stop: signal, grace, kill."""
 

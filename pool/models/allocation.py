@@ -37,6 +37,9 @@ class Allocation(PublicModel):
         NODE_LOST = "node_lost", _("Node lost")
         START_FAILED = "start_failed", _("Could not start")
         SUSPENDED = "suspended", _("Holder suspended")
+        IDLE = "idle", _("Idle")
+        OVER_QUOTA = "over_quota", _("Over quota")
+        MAINTENANCE = "maintenance", _("Maintenance")
 
     request = models.ForeignKey(
         "quotas.CapacityRequest", on_delete=models.PROTECT, related_name="allocations"

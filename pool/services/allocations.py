@@ -16,11 +16,12 @@ from django.utils.translation import gettext_lazy as _
 
 from pool.locks import allocation_lock
 from pool.models import Allocation, AllocationEvent, AllocationMember, Lease, QueueEntry, ReclaimCase
-from pool.services import stopping
+from pool.services import ladder, stopping
 from pool.services.closing import allocation_finish
 from pool.services.handover import NOT_FREE, handover_refused
 from pool.services.leases import leases_close
-from pool.transitions import LIVE, MEMBER_GONE, REQUEUE, may, take
+from pool.services.shrinking import members_close
+from pool.transitions import LIVE, MEMBER_GONE, REQUEUE, climb, may, take
 from portal.accounts.policy import policy_of
 from portal.kernel.clock import now
 from portal.kernel.errors import Blocked, Conflict, Invalid, Refused
@@ -49,7 +50,7 @@ def allocation_release(*, acting_user: Actor, allocation: Allocation, reason: st
     """Give it back before its end: its holder, or a pool administrator."""
     if not acting_user.is_system and acting_user.user_id != allocation.holder_id:
         _require_admin(acting_user)
-    return stopping.stop(
+    return ladder.take_back(
         acting_user=acting_user, allocation_id=allocation.pk, cause=ReclaimCase.Cause.RELEASED, reason=reason
     )
 
@@ -59,10 +60,11 @@ def allocation_revoke(*, acting_user: Actor, allocation: Allocation, reason: str
     _require_admin(acting_user)
     if not reason.strip():
         raise Invalid.field("reason", _("Say why: the holder will read it."), code="reason_missing")
-    return stopping.stop(
+    return ladder.take_back(
         acting_user=acting_user,
         allocation_id=allocation.pk,
         cause=ReclaimCase.Cause.REVOKED,
+        rule="administrator",
         reason=reason.strip(),
     )
 
@@ -79,44 +81,15 @@ def allocation_reclaim(
     """Begin the ladder: notice now, stop at ``grace_until`` (by the sweep). A second call keeps the earlier
     end.
     """
-    if cause not in ReclaimCase.Cause.values:
-        raise Invalid.field("cause", _("There is no such cause."))
-    at = now()
-    with transaction.atomic():
-        locked = allocation_lock(allocation.pk)
-        if locked.state not in LIVE:
-            raise Conflict(code="wrong_state", detail=_("It is ending already."))
-        until = grace_until or at
-        case, made = ReclaimCase.objects.get_or_create(
-            allocation=locked,
-            closed_at=None,
-            defaults={"cause": cause, "rule": rule, "noticed_at": at, "grace_until": until},
-        )
-        if not made and (case.grace_until is None or case.grace_until > until):
-            advance(ReclaimCase.objects.filter(pk=case.pk), grace_until=until, cause=cause, rule=rule)
-            case.refresh_from_db()
-        facts = {"cause": cause, "rule": rule, "grace_until": until.isoformat()}
-        AllocationEvent.objects.create(
-            allocation=locked,
-            at=at,
-            kind="reclaim_notice",
-            actor_name=acting_user.name,
-            facts=facts,
-            text=reason,
-        )
-        audit_record(
-            acting_user=acting_user,
-            action="allocation.reclaim_noticed",
-            subject=locked,
-            after=facts,
-            reason=reason,
-        )
-        outbox_add(
-            "pool.allocation_reclaim",
-            {"allocation": str(locked.uid), "holder_id": locked.holder_id, "reason": reason, **facts},
-            key=locked.ref,
-        )
-    return case
+    left = (grace_until - now()).total_seconds() if grace_until is not None else 0.0
+    return ladder.case_begin(
+        acting_user=acting_user,
+        allocation_id=allocation.pk,
+        cause=cause,
+        rule=rule,
+        grace_s=max(0, round(left)),
+        reason=reason,
+    )
 
 
 def allocation_extend(*, acting_user: Actor, allocation: Allocation, extra_s: int) -> Allocation:
@@ -167,7 +140,7 @@ def allocations_suspend(*, user_uid: str, reason: str = "") -> int:
     live = Allocation.objects.filter(holder__uid=user_uid, state__in=LIVE).order_by("id")
     for pk in live.values_list("pk", flat=True):
         try:
-            stopping.stop(
+            ladder.take_back(
                 acting_user=system("rules"),
                 allocation_id=pk,
                 cause=ReclaimCase.Cause.SUSPENDED,
@@ -252,7 +225,8 @@ def allocation_follow_members(
     """
     with transaction.atomic():
         allocation = allocation_lock(allocation_id)
-        members = list(allocation.members.select_related("node__cluster").order_by("number"))
+        everybody = list(allocation.members.select_related("node__cluster").order_by("number"))
+        members = [member for member in everybody if member.given_up_at is None]
         if busy:
             _note(allocation, "not_free_yet", EXECUTOR, {"busy": busy})
         if may("run", allocation.state) and all(member.state == M.RUNNING for member in members):
@@ -260,7 +234,7 @@ def allocation_follow_members(
         elif allocation.state in LIVE and any(member.state in MEMBER_GONE for member in members):
             _ended_by_itself(allocation, members, error, failed_start)
         elif allocation.state == A.ENDED:
-            _late_free(members)
+            _late_free(everybody)
         if error and allocation.state in (A.STOPPING,) and not allocation.error_code:
             advance(
                 Allocation.objects.filter(pk=allocation.pk),
@@ -268,10 +242,12 @@ def allocation_follow_members(
                 error_detail=str(error.get("detail") or "")[:2000],
             )
         if not busy:  # else the sweep looks again in some seconds
-            for member in members:
+            for member in everybody:
                 if member.state == M.EXITED:
                     _look_after_commit(member)
-        if members and all(member.state == M.FREE or member.fenced_at is not None for member in members):
+        if allocation.state in LIVE and any(m.given_up_at and m.state == M.FREE for m in everybody):
+            transaction.on_commit(lambda: members_close(allocation_id=allocation_id), robust=True)
+        if members and all(member.state == M.FREE or member.fenced_at is not None for member in everybody):
             transaction.on_commit(lambda: allocation_finish(allocation_id=allocation_id), robust=True)
 
 
@@ -308,6 +284,9 @@ def _ended_by_itself(
         reason = Allocation.EndReason.START_FAILED
     else:
         reason = Allocation.EndReason.FAILED
+    case = stopping.case_open(allocation)
+    if case is not None and _gave_way(case, first):
+        reason, again = Allocation.EndReason(stopping.END_REASONS[case.cause]), case.requeue
     take(
         allocation,
         "stop",
@@ -320,13 +299,24 @@ def _ended_by_itself(
         error_detail=str((error or {}).get("detail") or "")[:2000],
     )
     _note(allocation, "stopping", EXECUTOR, {"reason": reason, "exit_code": first.exit_code, "error": error})
-    stopping.case_advance(allocation, stop_sent_at=now())
+    if case is not None:
+        climb(case, "stop", stopped_at=now(), members=[])
     if failed_start and (error or {}).get("code") == NOT_FREE and (error or {}).get("gpus"):
         found, refused = dict((error or {})["gpus"]), [m.pk for m in members if m.state == M.EXITED]
         transaction.on_commit(lambda: _refused(allocation.pk, refused, found), robust=True)
     for member in members:
         if member.state not in MEMBER_GONE:
-            stopping.order_stop_after_commit(member, grace_s=stopping.GANG_GRACE_S)
+            stopping.order_stop_after_commit(
+                member, grace_s=stopping.GANG_GRACE_S, signal=stopping.signal_of(allocation)
+            )
+
+
+def _gave_way(case: ReclaimCase, member: AllocationMember) -> bool:
+    """Whether the end of a member is its answer to being taken back, and not an end of its own: after the
+    checkpoint signal whatever its exit code says, after a command or a post only where it did not finish."""
+    if case.step != ReclaimCase.Step.CHECKPOINT:
+        return False
+    return case.hook == ReclaimCase.Hook.SIGNAL or member.exit_code != 0
 
 
 def _refused(allocation_id: int, member_ids: list[int], found: dict[str, Any]) -> None:

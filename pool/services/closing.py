@@ -14,9 +14,8 @@ from django.db import transaction
 from pool.locks import allocation_lock, lock_wait_limit
 from pool.models import Allocation, AllocationEvent, AllocationMember, Lease, ReclaimCase
 from pool.services.leases import leases_close, usage_close
-from pool.transitions import REQUEUE, take
+from pool.transitions import REQUEUE, climb, take
 from portal.kernel.clock import now
-from portal.kernel.models import advance
 from portal.ops.actor import system
 from portal.ops.outbox import outbox_add
 from portal.ops.services import audit_record, incident_resolve
@@ -117,8 +116,9 @@ def _close_case(allocation: Allocation, members: list[AllocationMember], at: dat
         return
     stopped = max((member.ended_at for member in members if member.ended_at), default=at)
     free = all(member.state == M.FREE for member in members)
-    advance(
-        ReclaimCase.objects.filter(pk=case.pk),
+    climb(
+        case,
+        "free" if free else "fence",
         closed_at=at,
         stopped_at=case.stopped_at or stopped,
         seen_free_at=at if free else None,

@@ -15,7 +15,7 @@ from portal.kernel.clock import now
 from portal.kernel.models import advance
 
 log = structlog.get_logger(__name__)
-START, STOP, CHECK_FREE = "start", "stop", "check_free"
+START, CHECKPOINT, STOP, CHECK_FREE = "start", "checkpoint", "stop", "check_free"
 
 
 def node_group(node_id: int) -> str:
@@ -41,7 +41,8 @@ def command_send(
     """Queue a command; the same (allocation, member, kind) is one command however often it is sent.
 
     A stop withdraws a start that the agent has not acknowledged; a stop that was acknowledged long ago is
-    opened again (the agent answers it with the job's end). At most one check_free per member is open.
+    opened again (the agent answers it with the job's end). At most one check_free per member is open;
+    a checkpoint is one command per member and reclaim case.
     """
     with transaction.atomic():
         open_rows = AgentCommand.objects.select_for_update().filter(
@@ -49,6 +50,8 @@ def command_send(
         )
         if kind == CHECK_FREE:
             open_rows = open_rows.filter(acked_at=None, cancelled_at=None)
+        elif kind == CHECKPOINT:
+            open_rows = open_rows.filter(payload__case=(payload or {}).get("case"))
         row = open_rows.order_by("-id").first()
         if row is None:
             values = {"node": node, "allocation": allocation, "member": member, "kind": kind}
@@ -62,7 +65,11 @@ def command_send(
         if kind == STOP:
             advance(
                 AgentCommand.objects.filter(
-                    allocation=allocation, member=member, kind=START, acked_at=None, cancelled_at=None
+                    allocation=allocation,
+                    member=member,
+                    kind__in=[START, CHECKPOINT],
+                    acked_at=None,
+                    cancelled_at=None,
                 ),
                 cancelled_at=now(),
             )

@@ -22,7 +22,6 @@ from pool.services.closing import allocation_finish
 from pool.services.fencing import member_fence
 from pool.transitions import MEMBER_GONE, REQUEUE, take
 from portal.kernel.clock import now
-from portal.kernel.errors import Conflict
 from portal.kernel.models import advance
 from portal.ops.actor import system
 from portal.ops.services import incident_open
@@ -128,7 +127,7 @@ def _start_never(allocation_id: int, error: dict[str, Any]) -> None:
                     state=M.FREE, ended_at=at, seen_free_at=at
                 )
             elif member.state not in MEMBER_GONE:
-                stopping.order_stop_after_commit(member, grace_s=0)
+                stopping.order_stop_after_commit(member, grace_s=0, signal="SIGTERM")
         allocation_follow_members(allocation_id=allocation_id)
 
 
@@ -188,7 +187,9 @@ def _push(allocation: Allocation, at: datetime) -> dict[str, int]:
             counts["stops"] += stopping.order_stop(member, grace_s=0, signal="SIGKILL")
             _escalate(allocation, at)
         elif not allocation.commands.filter(member=member.number, kind="stop").exists():
-            signal = str((allocation.request.checkpoint or {}).get("signal") or "SIGTERM")
+            case = stopping.case_open(allocation)
+            hooked = case is not None and case.checkpoint_at is not None
+            signal = "SIGTERM" if hooked else stopping.signal_of(allocation)
             left = max(0.0, ((allocation.grace_until or at) - at).total_seconds())
             counts["stops"] += stopping.order_stop(member, grace_s=left, signal=signal)
     return counts
@@ -246,12 +247,3 @@ def _look_at_fenced(at: datetime) -> int:
     for member in members.order_by("id")[:200]:
         looks += stopping.order_look(member)
     return looks
-
-
-def allocation_stop_due(*, allocation_id: int, cause: str, rule: str = "") -> bool:
-    """Stop for a rule (expiry, end of notice); False where it is ending already."""
-    try:
-        stopping.stop(acting_user=system("rules"), allocation_id=allocation_id, cause=cause, rule=rule)
-    except Conflict:
-        return False
-    return True

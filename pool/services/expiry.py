@@ -9,12 +9,14 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from django.db import transaction
+from django.db.models import Exists, OuterRef
 
 from pool.locks import allocation_lock
 from pool.models import Allocation, AllocationEvent, ReclaimCase
-from pool.services.execution import allocation_stop_due
+from pool.services.ladder import ladder_sweep, take_back
 from pool.transitions import LIVE
 from portal.kernel.clock import now
+from portal.kernel.errors import Conflict
 from portal.ops.actor import system
 from portal.ops.outbox import outbox_add
 
@@ -27,21 +29,28 @@ def leases_sweep() -> dict[str, int]:
     """Stop what is over, warn what is near its end; returns how many of each."""
     at = now()
     done = {"expired": 0, "reclaimed": 0, "warned": 0}
-    live = Allocation.objects.filter(state__in=LIVE)
+    # Those whose hook was called for their end already are the ladder's.
+    begun = ReclaimCase.objects.filter(
+        allocation=OuterRef("pk"), closed_at=None, cause=ReclaimCase.Cause.EXPIRED
+    )
+    live = Allocation.objects.filter(~Exists(begun), state__in=LIVE)
     for pk in live.filter(expires_at__lte=at).order_by("expires_at", "id").values_list("pk", flat=True):
-        done["expired"] += allocation_stop_due(
-            allocation_id=pk, cause=ReclaimCase.Cause.EXPIRED, rule="lease_end"
-        )
-    due = ReclaimCase.objects.filter(
-        closed_at=None, stop_sent_at=None, grace_until__lte=at, allocation__state__in=LIVE
-    ).order_by("grace_until", "id")
-    for case in due:
-        done["reclaimed"] += allocation_stop_due(
-            allocation_id=case.allocation_id, cause=case.cause, rule=case.rule
-        )
+        done["expired"] += _expire(pk)
+    done["reclaimed"] = ladder_sweep()["stopped"]
     for pk in warnings_due(at):
         done["warned"] += expiry_warn(allocation_id=pk, at=at)
     return done
+
+
+def _expire(allocation_id: int) -> bool:
+    """End what is over; False where it is ending already."""
+    try:
+        take_back(
+            acting_user=SYSTEM, allocation_id=allocation_id, cause=ReclaimCase.Cause.EXPIRED, rule="lease_end"
+        )
+    except Conflict:
+        return False
+    return True
 
 
 def warnings_due(at: datetime) -> list[int]:

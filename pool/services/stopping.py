@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Any
 
 import structlog
 from django.db import transaction
@@ -13,10 +12,9 @@ from pool.executors.base import ExecutorFailure, executor_for
 from pool.locks import allocation_lock
 from pool.models import Allocation, AllocationEvent, AllocationMember, ReclaimCase
 from pool.services.closing import allocation_finish
-from pool.transitions import LIVE, REQUEUE, take
+from pool.transitions import LIVE, REQUEUE, climb, take
 from portal.kernel.clock import now
 from portal.kernel.errors import Conflict
-from portal.kernel.models import advance
 from portal.ops.actor import Actor
 from portal.ops.outbox import outbox_add
 from portal.ops.services import audit_record
@@ -32,13 +30,19 @@ END_REASONS: dict[str, str] = {
     ReclaimCase.Cause.SUSPENDED: Allocation.EndReason.SUSPENDED,
     ReclaimCase.Cause.NODE_LOST: Allocation.EndReason.NODE_LOST,
     ReclaimCase.Cause.PREEMPTED: Allocation.EndReason.PREEMPTED,
-    ReclaimCase.Cause.IDLE: Allocation.EndReason.RECLAIMED,
-    ReclaimCase.Cause.OVER_QUOTA: Allocation.EndReason.RECLAIMED,
-    ReclaimCase.Cause.MAINTENANCE: Allocation.EndReason.RECLAIMED,
+    ReclaimCase.Cause.IDLE: Allocation.EndReason.IDLE,
+    ReclaimCase.Cause.OVER_QUOTA: Allocation.EndReason.OVER_QUOTA,
+    ReclaimCase.Cause.MAINTENANCE: Allocation.EndReason.MAINTENANCE,
 }
 BACK_IN_LINE = frozenset(
-    {ReclaimCase.Cause.NODE_LOST, ReclaimCase.Cause.PREEMPTED, ReclaimCase.Cause.MAINTENANCE}
+    {
+        ReclaimCase.Cause.NODE_LOST,
+        ReclaimCase.Cause.PREEMPTED,
+        ReclaimCase.Cause.MAINTENANCE,
+        ReclaimCase.Cause.OVER_QUOTA,
+    }
 )
+"""Causes that are nobody's wish to end the work: its request goes back to its old place in line."""
 
 
 def stop(
@@ -52,7 +56,8 @@ def stop(
 ) -> Allocation:
     """Order the end: state stopping, its case, and a stop to every member that still lives.
 
-    Conflict where it is ending already (with the same words for all who come second).
+    The stop carries the checkpoint signal and its seconds, unless a hook was called before it. Conflict
+    where it is ending already (with the same words for all who come second).
     """
     at = now()
     with transaction.atomic():
@@ -63,7 +68,9 @@ def stop(
                 detail=_("It is ending already."),
                 extra={"state": str(allocation.state)},
             )
-        grace = grace_of(allocation) if grace_s is None else grace_s
+        case = case_open(allocation)
+        hooked = case is not None and case.checkpoint_at is not None
+        grace = (GRACE_S if hooked else grace_of(allocation)) if grace_s is None else grace_s
         # Reserved means that no worker has begun to order the start: that happens under this row's lock too.
         begun = allocation.state != Allocation.State.RESERVED
         take(
@@ -74,13 +81,21 @@ def stop(
             stop_asked_at=at,
             grace_until=at + timedelta(seconds=grace),
         )
-        case, made = ReclaimCase.objects.get_or_create(
-            allocation=allocation,
-            closed_at=None,
-            defaults={"cause": cause, "rule": rule, "noticed_at": at, "grace_until": at, "stop_sent_at": at},
-        )
-        if not made:
-            advance(ReclaimCase.objects.filter(pk=case.pk), stop_sent_at=at)
+        if case is None:
+            ReclaimCase.objects.create(
+                allocation=allocation,
+                cause=cause,
+                rule=rule,
+                text=reason,
+                by_name=acting_user.name,
+                requeue=cause in BACK_IN_LINE,
+                step=ReclaimCase.Step.STOPPING,
+                noticed_at=at,
+                grace_until=at,
+                stop_sent_at=at,
+            )
+        else:
+            climb(case, "stop", stop_sent_at=at, members=[], requeue=cause in BACK_IN_LINE)
         facts = {"cause": cause, "rule": rule, "grace_s": grace}
         AllocationEvent.objects.create(
             allocation=allocation,
@@ -106,7 +121,9 @@ def stop(
             for member in allocation.members.select_related("node__cluster").order_by("number"):
                 # A lost node gets the order when it is back: what still runs there must not go on.
                 if member.state not in (AllocationMember.State.EXITED, AllocationMember.State.FREE):
-                    order_stop_after_commit(member, grace_s=grace)
+                    order_stop_after_commit(
+                        member, grace_s=grace, signal="SIGTERM" if hooked else signal_of(allocation)
+                    )
         else:
             never_begun(allocation, at)
     return allocation
@@ -127,19 +144,18 @@ def grace_of(allocation: Allocation) -> int:
     return max(0, min(MAX_GRACE_S, int(asked))) if isinstance(asked, int | float) else GRACE_S
 
 
-def case_advance(allocation: Allocation, **stamps: Any) -> None:
-    """Stamp steps of the open case, each once."""
-    case = ReclaimCase.objects.filter(allocation=allocation, closed_at=None).first()
-    if case is None:
-        return
-    fresh = {name: value for name, value in stamps.items() if getattr(case, name) is None}
-    if fresh:
-        advance(ReclaimCase.objects.filter(pk=case.pk), **fresh)
+def signal_of(allocation: Allocation) -> str:
+    """The signal that a stop begins with where no hook was called before."""
+    return str((allocation.request.checkpoint or {}).get("signal") or "SIGTERM")
 
 
-def order_stop_after_commit(member: AllocationMember, *, grace_s: float) -> None:
+def case_open(allocation: Allocation) -> ReclaimCase | None:
+    """The case that takes this allocation back now, or None."""
+    return ReclaimCase.objects.filter(allocation=allocation, closed_at=None).first()
+
+
+def order_stop_after_commit(member: AllocationMember, *, grace_s: float, signal: str) -> None:
     """Order the stop of one member once the transaction stands."""
-    signal = str((member.allocation.request.checkpoint or {}).get("signal") or "SIGTERM")
     transaction.on_commit(lambda: order_stop(member, grace_s=grace_s, signal=signal), robust=True)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 from pool.executors.agent.spec import start_spec
 from pool.executors.base import CheckResult, Found, Observation, RetryableFailure
 from pool.models import AgentToken, AllocationMember, Cluster, Lease, Node
-from pool.services.commands import CHECK_FREE, START, STOP, command_send
+from pool.services.commands import CHECK_FREE, CHECKPOINT, START, STOP, command_send
 from portal.kernel.clock import now
 
 FRESH = timedelta(seconds=30)
@@ -59,6 +60,16 @@ class AgentExecutor:
         """The member as its agent last reported it."""
         member.refresh_from_db()
         return Observation(STATES[AllocationMember.State(member.state)], member.pid, member.exit_code)
+
+    def checkpoint(self, *, member: AllocationMember, order: dict[str, Any]) -> None:
+        """Queue the checkpoint; the agent tells how it went."""
+        command_send(
+            node=member.node,
+            kind=CHECKPOINT,
+            allocation=member.allocation,
+            member=member.number,
+            payload=order,
+        )
 
     def stop(self, *, member: AllocationMember, grace_s: float, signal: str = "SIGTERM") -> None:
         """Queue the stop. It waits in the row when the node is away: the agent gets it when it is back."""

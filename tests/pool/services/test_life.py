@@ -414,7 +414,7 @@ def test_reclaim_gives_notice_and_stops_after_it(placed):
         assert leases_sweep()["reclaimed"] == 1
         assert leases_sweep()["reclaimed"] == 0
         placed.refresh_from_db()
-        assert (placed.state, placed.end_reason) == ("stopping", "reclaimed")
+        assert (placed.state, placed.end_reason) == ("stopping", "maintenance")
         pool.report_ended(placed, None)
         Node.objects.update(schedulable="draining")
         pool.report_free(placed)
