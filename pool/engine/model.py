@@ -105,6 +105,9 @@ class Node:
     storage: frozenset[str] = frozenset()
     datasets: frozenset[str] = frozenset()
     power_headroom_mw: int | None = None
+    closed: tuple[tuple[int, int], ...] = ()
+    """Maintenance to come: [from, to) in which nothing may run here, in order of time. Work that would still run
+    at the beginning of one is not placed; what ends before it may fill the time up to it."""
 
 
 @dataclass(frozen=True, slots=True)
