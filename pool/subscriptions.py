@@ -7,6 +7,7 @@ from typing import Any
 from django.db import transaction
 
 from pool.services.allocations import allocations_suspend
+from pool.services.letting_go import allocation_let_go
 from pool.tasks import schedule_cycle
 from portal.ops.outbox import subscribe
 
@@ -23,6 +24,11 @@ def user_suspended(payload: dict[str, Any]) -> None:
     allocations_suspend(user_uid=str(payload["user"]), reason=str(payload.get("reason") or ""))
 
 
+def let_go(payload: dict[str, Any]) -> None:
+    """A replica too many, a service that was not renewed, a series taken back: what it holds is released."""
+    allocation_let_go(request_uid=str(payload["request"]), cause=str(payload.get("cause") or ""))
+
+
 for topic in (
     "quotas.request_queued",
     "quotas.request_withdrawn",
@@ -32,4 +38,5 @@ for topic in (
     "pool.capacity_changed",
 ):
     subscribe(topic, "pool.subscriptions.plan_soon")
+subscribe("quotas.let_go", "pool.subscriptions.let_go")
 subscribe("accounts.user_suspended", "pool.subscriptions.user_suspended")

@@ -2,7 +2,9 @@
 
 Columns (the short form is that of public cluster traces): `node_id` (or `node`), `cpu_milli`, `memory_mib`, `gpu`
 (count), `model`; richer ones add `site`, `cluster`, `gpu_memory_mib`, `driver`, `rack`, `switch`, `nvlink_domain`,
-`address`, `fabric`, `fabric_gbit_s`. An imported node waits for its agent: its GPUs carry a made-up UUID
+`address`, `fabric`, `fabric_gbit_s`, `fabric_domain`, `storage`, `row`. `fabric` is one network, or several as
+`infiniband:400:island-a roce:100` (kind, Gbit/s, island); `storage` is one kind or several as `nvme:3500 nfs` (kind,
+GiB). An imported node waits for its agent: its GPUs carry a made-up UUID
 (`IMPORT-<node>-<index>`) until the agent reports the real ones, and nothing is placed on it before that.
 """
 
@@ -15,7 +17,7 @@ from typing import Any
 from django.db import transaction
 from django.utils.translation import gettext as _
 
-from pool.models import AllocationMember, Cluster, Gpu, Node, NodeFabric, Site
+from pool.models import AllocationMember, Cluster, Gpu, Node, NodeFabric, NodeStorage, Site
 from pool.services.capacity import capacity_refresh
 from pool.services.nodes import require_pool_admin
 from portal.kernel.errors import FieldProblem, Invalid
@@ -39,7 +41,12 @@ OPTIONAL = (
     "address",
     "fabric",
     "fabric_gbit_s",
+    "fabric_domain",
+    "storage",
+    "row",
 )
+PLACES = ("driver", "row", "rack", "switch", "nvlink_domain", "address")
+STORAGE = re.compile(r"^[a-z][a-z0-9_-]{0,23}$")
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$")
 MAX_ROWS = 20_000
 MAX_GPUS = 64
@@ -119,9 +126,8 @@ def _judge_rows(table: Table, plan: FleetPlan, default_site: str, default_cluste
             wrong("model", _("A node with GPUs needs a model."))
         if len(model) > 120:
             wrong("model", _("At most 120 characters."))
-        fabric = row["fabric"].lower()
-        if fabric and fabric not in NodeFabric.Kind.values:
-            wrong("fabric", _("Known kinds: nvlink, infiniband, roce, ethernet."))
+        networks = _networks(row["fabric"], figures["fabric_gbit_s"], row["fabric_domain"], wrong)
+        storage = _storage(row["storage"], wrong)
         site = (row["site"] or default_site or "main").strip()
         cluster = (row["cluster"] or default_cluster or f"{site}-agents").strip()
         for column, text in (("site", site), ("cluster", cluster)):
@@ -133,9 +139,10 @@ def _judge_rows(table: Table, plan: FleetPlan, default_site: str, default_cluste
                 "site": site,
                 "cluster": cluster,
                 "model": model,
-                "fabric": fabric,
+                "networks": networks,
+                "storage": storage,
                 **figures,
-                **{c: row[c][:64] for c in ("driver", "rack", "switch", "nvlink_domain", "address")},
+                **{c: row[c][:64] for c in PLACES},
             }
         )
         plan.new_nodes += name not in known
@@ -145,6 +152,34 @@ def _judge_rows(table: Table, plan: FleetPlan, default_site: str, default_cluste
             plan.models[model] = plan.models.get(model, 0) + figures["gpu"]
         if site not in plan.sites:
             plan.sites.append(site)
+
+
+def _networks(text: str, speed: int, island: str, wrong: Any) -> list[tuple[str, int, str]]:
+    """Kind, Gbit/s and island of each network named; a single kind takes both from columns of their own."""
+    found: dict[str, tuple[str, int, str]] = {}
+    for part in text.lower().split():
+        kind, gbit, domain = [*part.split(":"), "", ""][:3]
+        if kind not in NodeFabric.Kind.values:
+            wrong("fabric", _("Known kinds: nvlink, infiniband, roce, ethernet."))
+        elif gbit and not re.fullmatch(r"\d{1,6}", gbit):
+            wrong("fabric", _("A network is named as kind:Gbit/s:island, for example infiniband:400:a."))
+        elif kind in found:
+            wrong("fabric", _("A network of one kind is named once."))
+        else:
+            found[kind] = (kind, int(gbit) if gbit else speed, (domain or island)[:64])
+    return list(found.values())
+
+
+def _storage(text: str, wrong: Any) -> list[tuple[str, int]]:
+    """Kind and GiB of each storage named."""
+    found: dict[str, tuple[str, int]] = {}
+    for part in text.lower().split():
+        kind, size = [*part.split(":"), ""][:2]
+        if not STORAGE.match(kind) or (size and not re.fullmatch(r"\d{1,9}", size)):
+            wrong("storage", _("Storage is named as kind:GiB, for example nvme:3500."))
+        else:
+            found[kind] = (kind, int(size or 0))
+    return list(found.values())
 
 
 def _integer(text: str, column: str, most: int, wrong: Any) -> int:
@@ -181,7 +216,7 @@ def fleet_import(*, acting_user: Actor, plan: FleetPlan) -> dict[str, int]:
         for item in plan.nodes:
             node = existing.get(item["name"]) or Node(name=item["name"])
             node.cluster = clusters[item["cluster"]]
-            for column in ("cpu_milli", "memory_mib", "driver", "rack", "switch", "nvlink_domain", "address"):
+            for column in ("cpu_milli", "memory_mib", *PLACES):
                 if item[column]:
                     setattr(node, column, item[column])
             node.test_only = item["gpu"] == 0
@@ -189,17 +224,7 @@ def fleet_import(*, acting_user: Actor, plan: FleetPlan) -> dict[str, int]:
         Node.objects.bulk_create(fresh, batch_size=1000)
         Node.objects.bulk_update(
             changed,
-            [
-                "cluster",
-                "cpu_milli",
-                "memory_mib",
-                "driver",
-                "rack",
-                "switch",
-                "nvlink_domain",
-                "address",
-                "test_only",
-            ],
+            ["cluster", "cpu_milli", "memory_mib", *PLACES, "test_only"],
             batch_size=500,
         )
         nodes = {n.name: n for n in [*fresh, *changed]}
@@ -218,15 +243,7 @@ def fleet_import(*, acting_user: Actor, plan: FleetPlan) -> dict[str, int]:
             if (nodes[item["name"]].pk, i) not in have
         ]
         Gpu.objects.bulk_create(gpus, batch_size=2000)
-        NodeFabric.objects.filter(node__in=changed).delete()
-        NodeFabric.objects.bulk_create(
-            [
-                NodeFabric(node=nodes[i["name"]], kind=i["fabric"], speed_gbit_s=i["fabric_gbit_s"])
-                for i in plan.nodes
-                if i["fabric"]
-            ],
-            batch_size=1000,
-        )
+        _connect(plan, nodes)
         figures = {"nodes_new": len(fresh), "nodes_known": len(changed), "gpus_new": len(gpus)}
         audit_record(
             acting_user=acting_user,
@@ -236,6 +253,30 @@ def fleet_import(*, acting_user: Actor, plan: FleetPlan) -> dict[str, int]:
         )
         capacity_refresh()
     return figures
+
+
+def _connect(plan: FleetPlan, nodes: dict[str, Node]) -> None:
+    """Networks and storage as the file says; a node for which it says nothing keeps what it had."""
+    networked = [nodes[item["name"]] for item in plan.nodes if item["networks"]]
+    stored = [nodes[item["name"]] for item in plan.nodes if item["storage"]]
+    NodeFabric.objects.filter(node__in=networked).delete()
+    NodeFabric.objects.bulk_create(
+        [
+            NodeFabric(node=nodes[item["name"]], kind=kind, speed_gbit_s=speed, domain=domain)
+            for item in plan.nodes
+            for kind, speed, domain in item["networks"]
+        ],
+        batch_size=1000,
+    )
+    NodeStorage.objects.filter(node__in=stored).delete()
+    NodeStorage.objects.bulk_create(
+        [
+            NodeStorage(node=nodes[item["name"]], kind=kind, size_gib=size)
+            for item in plan.nodes
+            for kind, size in item["storage"]
+        ],
+        batch_size=1000,
+    )
 
 
 def _clusters(plan: FleetPlan) -> dict[str, Cluster]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pool.executors.base import TerminalFailure
+from pool.executors.variables import request_variables
 from pool.models import AllocationMember, Lease
 
 FIRST_PORT, PORTS = 20000, 20000
@@ -34,7 +35,11 @@ def start_spec(member: AllocationMember) -> dict[str, Any]:
     return {
         "command": "" if hold else request.command,
         "hold": hold,
-        "env": {str(name): str(value) for name, value in (request.environment or {}).items()},
+        "env": {
+            **{str(name): str(value) for name, value in (request.environment or {}).items()},
+            **request_variables(request),
+        },
+        "health": request.health or None,
         "gpu_uuids": gpu_uuids,
         "mig_uuids": mig_uuids,
         "charge_milli": fraction.charge if fraction else sum(lease.charge for lease in leases),
