@@ -260,6 +260,9 @@ class Snapshot:
     """Per department that sets one; resolved over the tree as the case files' ``min_runtime`` says."""
     mix: Mix | None = None
     """The workload learnt from history, for placement; None = from what runs and waits now."""
+    promised: tuple[Reserve, ...] = ()
+    """Promises of the last whole plan. They hold in a decision about some requests only, which makes none of
+    its own for others; a whole decision makes its promises anew."""
 
 
 @dataclass(frozen=True, slots=True)
