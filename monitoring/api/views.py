@@ -13,9 +13,11 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from monitoring.engine.samples import RowRefused, parse_time
+from monitoring.engine.tiles import STATES
 from monitoring.selectors import access, series, wall
 from monitoring.selectors.board import board_now
 from portal.accounts.api.base import ApiViewSet
+from portal.kernel.api import Pages
 from portal.kernel.clock import now
 from portal.kernel.errors import Invalid
 from portal.kernel.units import from_ms
@@ -33,6 +35,7 @@ class TelemetryView(ApiViewSet):
 
     serializer_class = None
     queryset = None
+    pagination_class = None
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super().initial(request, *args, **kwargs)
@@ -42,12 +45,15 @@ class TelemetryView(ApiViewSet):
 class StateView(TelemetryView):
     """State and last measures of every card."""
 
-    filter_params = {"site", "model", "state", "q"}
+    pagination_class = Pages
 
     @extend_schema(
         operation_id="telemetry_state",
         responses=OpenApiTypes.OBJECT,
-        parameters=[OpenApiParameter(name, str) for name in ("site", "model", "state", "q")],
+        parameters=[
+            *(OpenApiParameter(name, str) for name in ("site", "model", "q")),
+            OpenApiParameter("state", str, enum=list(STATES)),
+        ],
     )
     def list(self, request: Request) -> Response:
         """Cards by page, in the order of the wall; a missing measure is null and its reason stands in `missing`."""
@@ -104,9 +110,11 @@ def _time(request: Request, name: str, default: datetime) -> datetime:
 class SamplesView(TelemetryView):
     """Raw samples of one card."""
 
-    filter_params = {"from", "to", "slot"}
-
-    @extend_schema(operation_id="gpu_samples", responses=OpenApiTypes.OBJECT, parameters=_TIME)
+    @extend_schema(
+        operation_id="gpu_samples",
+        responses=OpenApiTypes.OBJECT,
+        parameters=[*_TIME, OpenApiParameter("slot", int, description="0: the card; 1 to 20: a slice")],
+    )
     def list(self, request: Request, uid: UUID) -> Response:
         """At most the hour before `to`, at most 4,000 samples; longer spans are read from `history`."""
         card = access.gpu_for(self.policy, uid)
@@ -146,8 +154,6 @@ class SamplesView(TelemetryView):
 class HistoryView(TelemetryView):
     """Rollups of one card."""
 
-    filter_params = {"from", "to", "step"}
-
     @extend_schema(
         operation_id="gpu_history",
         responses=OpenApiTypes.OBJECT,
@@ -161,8 +167,6 @@ class HistoryView(TelemetryView):
 
 class AllocationHistoryView(TelemetryView):
     """Rollups of an allocation's cards."""
-
-    filter_params = {"from", "to", "step"}
 
     @extend_schema(
         operation_id="allocation_history",

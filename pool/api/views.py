@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.http import StreamingHttpResponse
 from django.shortcuts import get_object_or_404
 from drf_spectacular.types import OpenApiTypes
@@ -17,12 +17,16 @@ from rest_framework.response import Response
 from pool.api import serializers as s
 from pool.models import Allocation, Gpu, Node, QueueEntry
 from pool.selectors import pages
-from pool.selectors.logs import log_pieces
+from pool.selectors.logs import log_pieces, member_asked
 from pool.services import allocations, conditions, nodes
 from pool.services.enrolment import agent_token_revoke
 from portal.accounts.api.base import ApiViewSet
+from portal.accounts.api.params import bool_param
 from portal.kernel.api import check_if_match, etag
+from portal.kernel.streaming import streamed_text
 from quotas.models import CapacityRequest
+
+IN_USE = [word for word in Gpu.Condition.values if word != Gpu.Condition.RETIRED]
 
 
 def _text(name: str, description: str) -> OpenApiParameter:
@@ -34,8 +38,8 @@ def _text(name: str, description: str) -> OpenApiParameter:
         parameters=[
             _text("site", "site code"),
             _text("cluster", "cluster code"),
-            _text("health", "unknown, ok, late, suspect, lost"),
-            _text("schedulable", "open, cordoned, draining, maintenance"),
+            OpenApiParameter("health", str, enum=Node.Health.values),
+            OpenApiParameter("schedulable", str, enum=Node.Schedulable.values),
             _text("name", "exact name"),
         ]
     )
@@ -44,7 +48,6 @@ class NodeViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiViewSet):
     """Nodes. Decisions need a reason and the role of pool administrator."""
 
     serializer_class = s.NodeSerializer
-    filter_params = {"site", "cluster", "health", "schedulable", "name"}
     token_scope = "admin"
     queryset = Node.objects.none()
 
@@ -133,7 +136,7 @@ class NodeViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiViewSet):
             _text("site", "site code"),
             _text("node", "node name"),
             _text("flavour", "flavour code"),
-            _text("condition", "ok, suspect, fault, vanished"),
+            OpenApiParameter("condition", str, enum=IN_USE),
             _text("uuid", "the card's UUID"),
         ]
     )
@@ -142,7 +145,6 @@ class GpuViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiViewSet):
     """GPUs. Identity is the UUID, never the index."""
 
     serializer_class = s.GpuSerializer
-    filter_params = {"site", "node", "flavour", "condition", "uuid"}
     queryset = Gpu.objects.none()
 
     def get_queryset(self) -> QuerySet[Gpu]:
@@ -188,11 +190,11 @@ class GpuViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiViewSet):
 @extend_schema_view(
     list=extend_schema(
         parameters=[
-            _text("state", "reserved, starting, running, stopping, ended"),
-            _text("open", "1: only those that still hold something"),
+            OpenApiParameter("state", str, enum=Allocation.State.values),
+            OpenApiParameter("open", bool, description="true: only those that still hold something"),
             _text("holder", "user name"),
             _text("department", "department code"),
-            _text("request", "uid of the request"),
+            OpenApiParameter("request", OpenApiTypes.UUID, description="uid of the request"),
         ]
     )
 )
@@ -200,7 +202,6 @@ class AllocationViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiVie
     """Allocations that the person may see: own ones and those of departments they read."""
 
     serializer_class = s.AllocationSerializer
-    filter_params = {"state", "open", "holder", "department", "request"}
     token_scope = "request"
     queryset = Allocation.objects.none()
 
@@ -220,8 +221,10 @@ class AllocationViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiVie
         for name, column in columns.items():
             if value := self.request.query_params.get(name):
                 found = found.filter(**{column: value})
-        if self.request.query_params.get("open") in ("1", "true"):
-            found = found.exclude(state=Allocation.State.ENDED)
+        still_open = bool_param(self.request, "open")
+        if still_open is not None:
+            over = Q(state=Allocation.State.ENDED)
+            found = found.filter(~over if still_open else over)
         return found.order_by("-id")
 
     def retrieve(self, request: Request, *args: Any, **kwargs: Any) -> Response:
@@ -273,11 +276,8 @@ class AllocationViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiVie
     def log(self, request: Request, uid: str) -> StreamingHttpResponse:
         """The kept output of one member."""
         found = self.get_object()
-        text = request.query_params.get("member", "0")
-        member = int(text) if text.isdecimal() and len(text) < 6 else 0
-        return StreamingHttpResponse(
-            log_pieces(allocation_id=found.pk, member=member), content_type="text/plain; charset=utf-8"
-        )
+        member = member_asked(request.query_params.get("member", ""))
+        return streamed_text(request._request, log_pieces(allocation_id=found.pk, member=member))
 
 
 class QueueViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiViewSet):
@@ -289,8 +289,6 @@ class QueueViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiViewSet)
     queryset = QueueEntry.objects.none()
 
     def get_queryset(self) -> QuerySet[QueueEntry]:
-        from django.db.models import Q
-
         return (
             QueueEntry.objects.filter(request__state=CapacityRequest.State.QUEUED)
             .filter(self.policy.reads.q("request__department_id") | Q(request__requester=self.request.user))

@@ -5,9 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from django.utils.translation import gettext as _
+
 from pool.models import AllocationLog
+from portal.kernel.errors import Invalid
 
 TAIL_CHARS = 16_000
+LAST_MEMBER = 9999
+
+
+def member_asked(text: str) -> int:
+    """The rank in a gang that a query string names; the first where it names none, Invalid where it is none."""
+    if not text:
+        return 0
+    if not (text.isascii() and text.isdecimal() and len(text) < 6 and int(text) <= LAST_MEMBER):
+        raise Invalid.field("member", _("A whole number from 0 on is needed here."))
+    return int(text)
 
 
 @dataclass(frozen=True)

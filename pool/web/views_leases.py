@@ -17,11 +17,12 @@ from django.views.decorators.http import require_GET, require_POST
 
 from pool.models import Allocation, QueueEntry
 from pool.selectors import pages
-from pool.selectors.logs import log_pieces, log_tail
+from pool.selectors.logs import log_pieces, log_tail, member_asked
 from pool.services import allocations
 from pool.web.reasons import explain, explain_basis
 from portal.accounts.policy import Policy
 from portal.kernel.errors import DomainError
+from portal.kernel.streaming import streamed_text
 from portal.ops.actor import actor_of
 from quotas.models import CapacityRequest
 
@@ -144,7 +145,7 @@ def allocation_act(request: HttpRequest, uid: Any, act: str) -> HttpResponse:
 def allocation_log(request: HttpRequest, uid: Any) -> HttpResponse:
     """The tail of one member's output as a fragment that refreshes itself while the work runs."""
     allocation = _allocation(request, uid)
-    member = _member(request)
+    member = member_asked(request.GET.get("member", ""))
     context = {
         "allocation": allocation,
         "member": member,
@@ -154,20 +155,13 @@ def allocation_log(request: HttpRequest, uid: Any) -> HttpResponse:
     return render(request, "pool/_log.html", context)
 
 
-def _member(request: HttpRequest) -> int:
-    text = request.GET.get("member", "0")
-    return int(text) if text.isdecimal() and len(text) < 6 else 0
-
-
 @login_required
 @require_GET
 def allocation_log_download(request: HttpRequest, uid: Any) -> StreamingHttpResponse:
     """The whole kept output of one member as text."""
     allocation = _allocation(request, uid)
-    member = _member(request)
-    response = StreamingHttpResponse(
-        log_pieces(allocation_id=allocation.pk, member=member), content_type="text/plain; charset=utf-8"
-    )
+    member = member_asked(request.GET.get("member", ""))
+    response = streamed_text(request, log_pieces(allocation_id=allocation.pk, member=member))
     response["Content-Disposition"] = f'attachment; filename="{allocation.ref}-{member}.log"'
     return response
 
@@ -208,9 +202,9 @@ def request_progress(request: HttpRequest, uid: Any) -> HttpResponse:
     if entry is not None:
         context["why"] = explain(entry.reason, entry.figures, ask.flavour.name if ask.flavour else "")
         context["basis"] = explain_basis(entry.basis, entry.figures)
-        ahead = CapacityRequest.objects.filter(uid__in=entry.ahead[:3]).only(
-            "id", "uid", "requester_id", "department_id"
-        )
+        before = entry.ahead[:3]
+        found = CapacityRequest.objects.only("id", "uid", "requester_id", "department_id").in_bulk(before)
+        ahead = [found[pk] for pk in before if pk in found]
         context["ahead"] = [
             {
                 "ref": a.ref,

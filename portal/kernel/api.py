@@ -72,12 +72,33 @@ def problem_handler(exc: Exception, context: dict[str, Any]) -> Response | None:
     return Response(problem(request, error), status=error.status, headers=headers, content_type=PROBLEM_TYPE)
 
 
+def _asked_size(request: Request, name: str, cap: int) -> int | None:
+    """Rows a page as asked for, None where nothing is; beyond the cap the cap counts, all else is 400."""
+    text = request.query_params.get(name, "")
+    if not text:
+        return None
+    if not text.isascii() or not text.isdecimal() or not int(text[:9]):
+        raise Invalid.field(name, _("A whole number from 1 to %(cap)d is needed here.") % {"cap": cap})
+    return min(int(text[:9]), cap)
+
+
 class Pages(PageNumberPagination):
-    """Page numbers with a cap: ?page=2&page_size=50 (at most 200)."""
+    """Page numbers with a cap: ?page=2&page_size=50 (at most 200). A page after the last is 404."""
 
     page_size = 50
     page_size_query_param = "page_size"
     max_page_size = 200
+
+    def get_page_size(self, request: Request) -> int:
+        """Rows a page."""
+        return _asked_size(request, self.page_size_query_param, self.max_page_size) or self.page_size
+
+    def get_page_number(self, request: Request, paginator: Any) -> int:
+        """Which page; the first where none is asked for."""
+        text = request.query_params.get(self.page_query_param, "") or "1"
+        if not text.isascii() or not text.isdecimal() or not int(text[:9]):
+            raise Invalid.field(self.page_query_param, _("A whole number from 1 on is needed here."))
+        return int(text[:9])
 
 
 class Cursor(CursorPagination):
@@ -88,19 +109,16 @@ class Cursor(CursorPagination):
     max_page_size = 500
     ordering = "-id"
 
+    def get_page_size(self, request: Request) -> int:
+        """Rows a page."""
+        return _asked_size(request, self.page_size_query_param, self.max_page_size) or self.page_size
 
-RESERVED_PARAMS = {"page", "page_size", "cursor", "ordering", "format"}
-
-
-def refuse_unknown_filters(request: Request, known: set[str]) -> None:
-    """A filter that is not known is an error, never ignored: a mistyped one would show too much."""
-    unknown = sorted(set(request.query_params) - known - RESERVED_PARAMS)
-    if unknown:
-        raise Invalid(
-            code="unknown_filter",
-            detail=_("This list has no filter of that name."),
-            errors=[{"pointer": name, "detail": _("unknown filter")} for name in unknown],
-        )
+    def decode_cursor(self, request: Request) -> Any:
+        """The place in the list that `cursor` names."""
+        try:
+            return super().decode_cursor(request)
+        except exceptions.NotFound:
+            raise Invalid.field("cursor", _("This is no cursor of ours.")) from None
 
 
 def check_if_match(request: Request, version: int) -> None:
@@ -127,6 +145,5 @@ __all__ = [
     "etag",
     "problem",
     "problem_handler",
-    "refuse_unknown_filters",
     "status",
 ]

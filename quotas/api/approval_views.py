@@ -22,6 +22,7 @@ from quotas.api import serializers as s
 from quotas.api.request_views import body
 from quotas.models import ApprovalPolicy, ApprovalStep, Delegation, UserLimit
 from quotas.selectors.approvals import light_rows, open_steps, visible_steps
+from quotas.selectors.user_limits import own_limits
 from quotas.services.approval_policy import policy_default_ensure, policy_publish
 from quotas.services.approvals import step_decide, steps_approve
 from quotas.services.delegations import delegation_create, delegation_revoke
@@ -34,7 +35,6 @@ class ApprovalViewSet(mixins.RetrieveModelMixin, ApiViewSet):
     queryset = ApprovalStep.objects.none()
     serializer_class = s.StepSerializer
     token_scope = "approve"
-    filter_params = {"queue", "state"}
 
     def get_queryset(self) -> QuerySet[ApprovalStep]:
         """Steps that the person sees."""
@@ -172,6 +172,7 @@ class PolicyViewSet(ApiViewSet):
 
     queryset = ApprovalPolicy.objects.none()
     serializer_class = s.PolicySerializer
+    pagination_class = None
     token_scope = "admin"
 
     def list(self, request: Request) -> Response:
@@ -214,7 +215,7 @@ class UserLimitViewSet(ApiViewSet):
     @extend_schema(request=s.UserLimitSerializer, responses=s.UserLimitSerializer)
     def create(self, request: Request) -> Response:
         """Set the limits of a person (``user``: a user name), or of everybody else (null). Null is
-        unlimited.
+        unlimited; what is left out stays.
         """
         self.policy.require(self.policy.administers_pool)
         sent = s.UserLimitSerializer(data=request.data)
@@ -224,8 +225,5 @@ class UserLimitViewSet(ApiViewSet):
         user = User.objects.filter(username=name).first() if name else None
         if name and user is None:
             raise Invalid.field("user", _("There is no active person with this user name."))
-        names = ("gpus_at_once_milli", "longest_lease_s", "gpu_ms_per_month", "money_micro_per_month")
-        row = user_limit_set(
-            acting_user=self.actor, policy=self.policy, user=user, **{n: data.get(n) for n in names}
-        )
+        row = user_limit_set(acting_user=self.actor, policy=self.policy, user=user, **own_limits(user) | data)
         return Response(s.UserLimitSerializer(row).data, headers=etag(row.version))

@@ -14,12 +14,11 @@ from rest_framework.response import Response
 
 from portal.accounts.api.base import ApiViewSet
 from portal.accounts.models import Role
-from portal.kernel.api import refuse_unknown_filters
 from portal.kernel.clock import now
 from portal.kernel.errors import Invalid, NotFound
 from quotas.models import GpuFlavour, LedgerEntry, PriceRate
 from quotas.selectors.billing_time import billing_zone, month_of
-from quotas.selectors.money import PARAMS, Lines, book_months, line_filter, month_from
+from quotas.selectors.money import Lines, book_months, line_filter, month_from
 from quotas.selectors.month_report import GROUPINGS, Total, ledger_mark, month_report
 from quotas.selectors.prices import rates
 from quotas.services.months import correction_book, month_close
@@ -110,7 +109,6 @@ class PriceViewSet(ApiViewSet):
 
     serializer_class = PriceSerializer
     queryset = PriceRate.objects.none()
-    filter_params = {"flavour", "site"}
 
     def get_queryset(self) -> Any:
         self.policy.require(self.policy.has(Role.FINANCE, Role.AUDITOR, Role.POOL_ADMIN))
@@ -118,6 +116,7 @@ class PriceViewSet(ApiViewSet):
         code = self.request.query_params.get("flavour")
         return found.filter(flavour__code=code) if code else found
 
+    @extend_schema(parameters=[FILTERS[2], FILTERS[4]])
     def list(self, request: Request) -> Response:
         """All versions in order of flavour, site and time."""
         page = self.paginate_queryset(self.get_queryset())
@@ -152,17 +151,17 @@ class PriceViewSet(ApiViewSet):
         return Response(PriceSerializer(rate).data, status=status.HTTP_201_CREATED)
 
 
-@extend_schema(tags=["money"], parameters=FILTERS)
+@extend_schema(tags=["money"])
 class LedgerViewSet(ApiViewSet):
     """Booked ledger lines that the caller may see, newest first."""
 
     serializer_class = LineSerializer
     queryset = LedgerEntry.objects.none()
-    filter_params = set(PARAMS)
 
     def _lines(self) -> Lines:
         return Lines(self.policy, line_filter(self.request.query_params, self.policy))
 
+    @extend_schema(parameters=FILTERS)
     def list(self, request: Request) -> Response:
         """A page of lines."""
         page = self.paginate_queryset(self._lines().booked())
@@ -201,6 +200,7 @@ class MonthViewSet(ApiViewSet):
 
     queryset = LedgerEntry.objects.none()
     serializer_class = LineSerializer
+    pagination_class = None
     lookup_field = "month"
     lookup_value_regex = r"\d{4}-\d{2}"
 
@@ -221,7 +221,6 @@ class MonthViewSet(ApiViewSet):
     @extend_schema(parameters=[*FILTERS[1:5], OpenApiParameter("by", str, enum=BY)], responses={200: dict})
     def retrieve(self, request: Request, month: str) -> Response:
         """A month grouped by department, flavour, user or site; the running part is told apart."""
-        refuse_unknown_filters(request, {"by", *PARAMS} - {"month", "q", "kind"})
         by = request.query_params.get("by", "department")
         if by not in GROUPINGS:
             raise Invalid.field("by", _("Known groupings: department, flavour, user, site."))

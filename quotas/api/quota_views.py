@@ -95,7 +95,6 @@ class QuotaViewSet(ApiViewSet):
     queryset = QuotaChange.objects.none()
     serializer_class = s.QuotaRowSerializer
     token_scope = "admin"
-    filter_params = {"flavour", "department"}
 
     @extend_schema(
         parameters=[
@@ -162,7 +161,6 @@ class QuotaChangeViewSet(mixins.RetrieveModelMixin, ApiViewSet):
     queryset = QuotaChange.objects.none()
     serializer_class = s.QuotaChangeSerializer
     token_scope = "request"
-    filter_params = {"state"}
 
     def get_queryset(self) -> QuerySet[QuotaChange]:
         """Own ones, and those of departments that the person reads."""

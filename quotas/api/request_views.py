@@ -52,7 +52,6 @@ class RequestViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiViewSe
     queryset = CapacityRequest.objects.none()
     serializer_class = s.RequestSerializer
     token_scope = "request"
-    filter_params = {"state", "department", "flavour", "requester", "ref", "q"}
 
     def get_queryset(self) -> QuerySet[CapacityRequest]:
         """Own requests and those that the person's roles show, newest first."""
@@ -239,7 +238,6 @@ class FlavourViewSet(ApiViewSet):
 
     queryset = GpuFlavour.objects.none()
     serializer_class = s.FlavourSerializer
-    filter_params: set[str] = set()
 
     def list(self, request: Request) -> Response:
         """All, with capacity, price and MIG profiles."""

@@ -15,6 +15,7 @@ from rest_framework.request import Request
 
 from portal.accounts.models import Department
 from portal.accounts.policy import DepartmentTree
+from portal.kernel.api_documented import TRUTH
 from portal.kernel.errors import Invalid
 
 
@@ -47,8 +48,7 @@ def choice_param(request: Request, name: str, known: Iterable[str], default: str
 
 def bool_param(request: Request, name: str) -> bool | None:
     """true or false, or None where it is not sent."""
-    value = choice_param(request, name, ("true", "false"))
-    return None if not value else value == "true"
+    return TRUTH.get(choice_param(request, name, TRUTH))
 
 
 def time_param(request: Request, name: str) -> datetime | None:

@@ -13,7 +13,7 @@ from rest_framework.response import Response
 
 from portal.accounts.api.base import ApiViewSet
 from portal.accounts.api.serializers import OptionalDepartment
-from portal.kernel.api import check_if_match, etag, refuse_unknown_filters
+from portal.kernel.api import check_if_match, etag
 from portal.notify import kinds
 from portal.notify.models import Channel, Preference, WebhookEndpoint
 from portal.notify.services import preferences_save, webhook_create, webhook_test, webhook_update
@@ -140,7 +140,6 @@ class PreferencesViewSet(ApiViewSet):
     @extend_schema(responses=KindPreference(many=True), operation_id="notification_preferences_list")
     def list(self, request: Request) -> Response:
         """Every kind with the present choice."""
-        refuse_unknown_filters(request, set())
         return self._all()
 
     @extend_schema(request=MailOff, responses=KindPreference(many=True))

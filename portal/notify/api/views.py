@@ -77,7 +77,6 @@ class NotificationViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiV
 
     queryset = Notification.objects.none()
     serializer_class = NotificationSerializer
-    filter_params = {"unread", "urgent", "kind"}
     token_scope = "request"
 
     def get_queryset(self) -> QuerySet[Notification]:

@@ -18,7 +18,8 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from portal.kernel.api import Cursor, Pages, check_if_match, etag, refuse_unknown_filters
+from portal.kernel.api import Cursor, Pages, check_if_match, etag
+from portal.kernel.api_documented import AsDocumented
 from portal.kernel.errors import Invalid
 from portal.ops.actor import Actor, actor_of
 from portal.ops.api.idempotency import IdempotentWrites
@@ -105,18 +106,12 @@ class NoteSerializer(serializers.Serializer):
     note = serializers.CharField(max_length=2000)
 
 
-class OpsViewSet(IdempotentWrites, viewsets.GenericViewSet):
-    """Base of this room's view sets: strict filters, the person's policy, who acts."""
+class OpsViewSet(IdempotentWrites, AsDocumented, viewsets.GenericViewSet):
+    """Base of this room's view sets: strict input, the person's policy, who acts."""
 
     lookup_field = "uid"
     lookup_value_regex = "[0-9a-fA-F-]{32,36}"
-    filter_params: set[str] = set()
     token_scope = "admin"
-
-    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        super().initial(request, *args, **kwargs)
-        if self.action == "list":
-            refuse_unknown_filters(request, self.filter_params)
 
     @property
     def policy(self) -> Any:
@@ -153,7 +148,9 @@ def _text(name: str, text: str) -> OpenApiParameter:
             _text("action", "an act, or the beginning of one: user, user.suspended"),
             _text("object_type", "exact kind of object"),
             OpenApiParameter("object", OpenApiTypes.UUID, description="uid of an object"),
-            _text("via", "page, api, token, agent, task, command"),
+            OpenApiParameter(
+                "via", OpenApiTypes.STR, enum=["page", "api", "token", "agent", "task", "command"]
+            ),
             OpenApiParameter("since", OpenApiTypes.DATETIME, description="from this instant on"),
             OpenApiParameter("until", OpenApiTypes.DATETIME, description="before this instant"),
         ]
@@ -165,7 +162,6 @@ class AuditViewSet(mixins.ListModelMixin, OpsViewSet):
     queryset = AuditEvent.objects.none()
     serializer_class = AuditSerializer
     pagination_class = Cursor
-    filter_params = {"q", "action", "object_type", "object", "via", "since", "until"}
 
     def get_queryset(self) -> QuerySet[AuditEvent]:
         """Visible rows, filtered."""
@@ -205,7 +201,6 @@ class IncidentViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, OpsViewS
     queryset = Incident.objects.none()
     serializer_class = IncidentSerializer
     pagination_class = Pages
-    filter_params = {"state", "kind", "severity"}
 
     def get_queryset(self) -> QuerySet[Incident]:
         """Visible incidents, filtered."""

@@ -1,0 +1,25 @@
+"""Answers that are sent piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+from asgiref.sync import sync_to_async
+from django.http import HttpRequest, StreamingHttpResponse
+
+_END = object()
+
+
+async def _one_after_the_other(pieces: Iterator[str]) -> AsyncIterator[str]:
+    """Pieces read in the request's own thread, where its database connection is, while the server goes on."""
+    following = sync_to_async(next)
+    while (piece := await following(pieces, _END)) is not _END:
+        yield piece  # type: ignore[misc]
+
+
+def streamed_text(request: HttpRequest, pieces: Iterator[str]) -> StreamingHttpResponse:
+    """Plain text as it is read from the database. An ASGI server would otherwise hold all of it in memory first."""
+    asynchronous = hasattr(request, "scope")
+    return StreamingHttpResponse(
+        _one_after_the_other(pieces) if asynchronous else pieces, content_type="text/plain; charset=utf-8"
+    )
