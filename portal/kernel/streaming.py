@@ -7,14 +7,12 @@ from collections.abc import AsyncIterator, Iterator
 from asgiref.sync import sync_to_async
 from django.http import HttpRequest, StreamingHttpResponse
 
-_END = object()
-
 
 async def _one_after_the_other(pieces: Iterator[str]) -> AsyncIterator[str]:
     """Pieces read in the request's own thread, where its database connection is, while the server goes on."""
-    following = sync_to_async(next)
-    while (piece := await following(pieces, _END)) is not _END:
-        yield piece  # type: ignore[misc]
+    following = sync_to_async(lambda: next(pieces, None))
+    while (piece := await following()) is not None:
+        yield piece
 
 
 def streamed_text(request: HttpRequest, pieces: Iterator[str]) -> StreamingHttpResponse:
