@@ -21,8 +21,8 @@ _SECOND = timedelta(seconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Weekly:
-    """``days``: 0 = Monday. ``end`` ≤ ``begin`` means the next day. ``first`` and ``until`` are days on which
-    windows begin, both included; ``skip`` are those left out.
+    """``days``: 0 = Monday. ``end`` ≤ ``begin`` means the next day, so two windows never overlap. ``first`` and
+    ``until`` are days on which windows begin, both included; ``skip`` are those left out.
     """
 
     days: frozenset[int]
@@ -107,16 +107,6 @@ def count(rule: Weekly) -> int:
 def instant_after(rule: Weekly) -> datetime:
     """The end of the last day on which a window may end: nothing of the rule is left then."""
     return instant(rule.until + 2 * DAY, time(), ZoneInfo(rule.zone))
-
-
-def overlap(rule: Weekly) -> tuple[Occurrence, Occurrence] | None:
-    """The first two windows of which the later begins before the earlier ends, or None."""
-    last: Occurrence | None = None
-    for one in _all(rule):
-        if last is not None and one.start < last.end:
-            return last, one
-        last = one
-    return None
 
 
 def _all(rule: Weekly) -> Iterator[Occurrence]:

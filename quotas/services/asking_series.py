@@ -106,10 +106,6 @@ def _judge_window(r: Reader, inner: Reader, kept: dict[str, Any], draft: bool) -
     if not coming and not draft:
         inner.wrong("until", _("No such day is left between the first and the last."))
         return
-    if clash := recurrence.overlap(rule):
-        text = _("The window of {first} is not over when that of {second} begins.")
-        inner.wrong("to", text.format(first=clash[0].day, second=clash[1].day))
-        return
     lengths = [one.seconds for one in coming]
     if lengths and min(lengths) < SHORTEST_S or max(lengths, default=0) > LONGEST_S:
         inner.wrong("to", _("A window lasts at least a minute."))
