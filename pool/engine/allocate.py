@@ -1,218 +1,337 @@
-"""The allocate action: walk the line once, place what may start, promise places to what is blocked, say
-why.
+"""The allocate action: walk the line once, place what may start, promise places to what is blocked, say why.
+
+Rule: in the order of the line each request takes the best place that is free, if quota, personal limit and
+promises to others allow; what fits is never turned away, and nobody who can start waits for one who cannot
+(unless queueing is strict). Source: BEHAVIOUR 5 (Admission, Placement).
+
+Free space and quota only shrink during the walk. So what is blocked stays blocked, and all requests of one
+kind (same department, same demand) are judged once: a line of thousands costs what its kinds cost.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from pool.engine import backfill
-from pool.engine.fit import Need, flavour_refusal, need_of
-from pool.engine.model import (
-    FlavourFacts,
-    Member,
-    Place,
-    Policy,
-    Request,
-    Reserve,
-    Snapshot,
-    UserRoom,
-)
-from pool.engine.placement import find, scarcity
-from pool.engine.reasons import Reason, flavour_reason, place_reason
-from pool.engine.state import PoolState
-from quotas.engine.available import Admission, admit
+from pool.engine.fit import Need
+from pool.engine.model import Member, Place, Request, Reserve, UserRoom
+from pool.engine.reasons import Reason, flavour_reason, place_reason, quota_blocked
+from pool.engine.round import Blocked, Placed, Round
+from pool.engine.world import FitKey, is_elastic, smallest
+from quotas.engine.available import Admission, admit, borrowed
 from quotas.engine.flavours import Mode, rank_modes
 from quotas.engine.tree import QuotaTree
 
-
-@dataclass(frozen=True, slots=True)
-class Blocked:
-    """A request that stays in line, in the order it was looked at."""
-
-    request: Request
-    reason: Reason
-    reserve: Reserve | None
-
-
 NEVER = frozenset({"larger_than_any_node", "too_few_nodes", "model_absent"})
 """Reasons that no release of running work can change: such a request stops nobody."""
+MAINTENANCE = -1
+"""Whose hold it is where a node is to be closed: no request has this id."""
+WITHOUT_GPU = Need(None, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a request may be charged as: ``usable`` in the order to try; ``exhausted`` is the first flavour
-    that only the sum of the whole pool refuses; ``refusal`` is the first reason why a flavour is not
-    usable."""
+    """What a request may be charged as: ``usable`` in the order to try, flavours that are equally welcome
+    together; ``refused`` the first flavour whose quota says no; ``exhausted`` whether only the sum of the whole
+    pool does; ``refusal`` the first reason why a flavour is not usable."""
 
-    usable: list[tuple[Need, Admission | None]]
-    exhausted: Need | None
-    refusal: Reason | None
+    usable: list[list[Need]]
+    refused: Need | None = None
+    exhausted: bool = False
+    refusal: Reason | None = None
 
 
-class Cycle:
-    """One pass of allocation over a snapshot. ``run`` is called once per request in line order."""
+@dataclass(slots=True)
+class _Kind:
+    """What is known of a kind of request that was blocked: it stays so for all that run at least as long."""
 
-    def __init__(self, snapshot: Snapshot, policy: Policy, now: int) -> None:
-        self.snapshot, self.policy, self.now = snapshot, policy, now
-        self.facts: dict[str, FlavourFacts] = {facts.code: facts for facts in snapshot.flavours}
-        self.trees = {code: QuotaTree(nodes) for code, nodes in snapshot.quotas.items()}
-        self.users = dict(snapshot.users)
-        self.state = PoolState(snapshot.nodes, [m for one in snapshot.running for m in one.members])
-        self.nodes = sorted(snapshot.nodes, key=lambda node: node.id)
-        running = sorted(snapshot.running, key=lambda one: one.allocation_id)
-        self.occupied = [backfill.Occupied(one.members, one.ends_at) for one in running]
-        self.demand = self._tied_demand()
-        self.places: list[Place] = []
-        self.reserves: list[Reserve] = []
-        self.windows: list[Reserve] = []
-        self.blocked: list[Blocked] = []
-        # Free space only shrinks within a cycle: what failed once fails again.
-        self._hopeless: dict[tuple[object, ...], Reason] = {}
+    ends_at: int
+    reason: Reason
+    lacks: Need | None
+
+
+class Allocate:
+    """One walk. ``run`` is called once per request in line order; the results are in the round."""
+
+    def __init__(self, round_: Round) -> None:
+        self.round, self.world, self.policy, self.now = round_, round_.world, round_.policy, round_.now
+        self._hopeless: dict[tuple[FitKey, str | None], Reason] = {}
+        self._stuck: dict[tuple[int, FitKey, bool], _Kind] = {}
+        self._unpromised: set[tuple[FitKey, str | None, int | None]] = set()
         self._first_blocked: dict[str, int] = {}
 
     def run(self, request: Request) -> None:
         """Place the request, or note why it waits."""
         if request.start_at is not None and request.start_at > self.now:
-            self.blocked.append(self._window(request, request.start_at))
+            self.round.blocked.append(self._window(request, request.start_at))
             return
+        kept = self.round.keeps.get(request.id)
+        if kept is not None and self._from_kept(request, kept.members):
+            return
+        kind = self._stuck.get(self._kind_key(request))
+        if kind is not None and kept is None and not self._may_promise(request, kind.lacks):
+            ends_at = self._ends_at(request)
+            if ends_at is None or ends_at >= kind.ends_at:
+                self._block(request, kind.reason, None, kind.lacks)
+                return
         ahead = self._strictly_ahead(request)
         if ahead is not None:
             strict = Reason("behind", {"requests": [ahead], "strict": True}, request.flavours[0])
-            self.blocked.append(Blocked(request, strict, None))
+            self._block(request, strict, None, None)
             return
-        options = self.options(request)
-        if not options.usable:
-            self.blocked.append(self._not_now(request, options))
-            return
-        first: Reason | None = None
-        for need, admission in options.usable:
-            reason = self._place(request, need, admission)
-            if reason is None:
-                return
-            first = first or reason
-        assert first is not None
-        reserve = self._promise(request, options.usable[0][0])
-        self.blocked.append(Blocked(request, first, reserve))
-        if first.code not in NEVER:
+        self._judge(request)
+
+    def pass_over(self, request: Request) -> None:
+        """A request that is known to be blocked: in a strict queue it still stands before the others."""
+        if request.start_at is None or request.start_at <= self.now:
             for flavour in request.flavours:
                 self._first_blocked.setdefault(flavour, request.id)
 
-    def _not_now(self, request: Request, options: Options) -> Blocked:
+    def _judge(self, request: Request) -> None:
+        options = self.options(request)
+        first: Reason | None = None
+        for needs in options.usable:
+            reason = self._place(request, needs)
+            if reason is None:
+                return
+            first = first or reason
+        if first is not None:
+            lacks = options.usable[0][0]
+            self._block(request, first, self._promise(request, lacks), lacks)
+        else:
+            self._block_by_quota(request, options)
+
+    def _block_by_quota(self, request: Request, options: Options) -> None:
         """No flavour may be charged. Where only the whole pool's sum is in the way and its cards are in use
         indeed, the request waits for cards, with a promise as for every other that is blocked so."""
-        if options.exhausted is not None:
-            need = options.exhausted
-            if find(self.state, self.state.view(None, holds=False), request, need) is None:
-                reason = place_reason(self.state, request, need, self.policy)
-                return Blocked(request, reason, self._promise(request, need))
         assert options.refusal is not None
-        return Blocked(request, options.refusal, None)
+        reason, lacks, reserve = options.refusal, options.refused, None
+        if options.exhausted and lacks is not None:
+            cards = self._no_place(request, lacks)
+            if cards is not None:
+                reason, reserve = cards, self._promise(request, lacks)
+        self._block(request, reason, reserve, lacks)
+
+    def _block(self, request: Request, reason: Reason, reserve: Reserve | None, lacks: Need | None) -> None:
+        never = reason.code in NEVER
+        self.round.blocked.append(Blocked(request, reason, reserve, None if never else lacks))
+        if lacks is not None and not never and reason.code not in ("quota_blocked", "user_limit"):
+            for flavour in request.flavours:
+                self._first_blocked.setdefault(flavour, request.id)
+        if reason.code != "user_limit" and "strict" not in reason.figures:
+            ends_at = self._ends_at(request)
+            until = backfill.NEVER if ends_at is None else ends_at
+            key = self._kind_key(request)
+            known = self._stuck.get(key)
+            if known is None or until < known.ends_at:
+                self._stuck[key] = _Kind(until, reason, lacks)
+
+    def _kind_key(self, request: Request) -> tuple[int, FitKey, bool]:
+        return (request.department_id, self.world.fit_key(request), request.interruptible)
+
+    def _ends_at(self, request: Request) -> int | None:
+        return None if request.duration_ms is None else self.now + request.duration_ms
+
+    # Quota
 
     def options(self, request: Request) -> Options:
         """The flavours that may be charged now, in the order to try them, or why there is none."""
-        if request.shape == "cpu":
-            return Options([(Need(None, 0, 0, 0), None)], None, None)
-        ranked: list[tuple[tuple[int, float, int], Need, Admission | None]] = []
-        quota_reason: Reason | None = None
-        exhausted: Need | None = None
-        possible = False
+        if request.shape == "cpu" and not request.parts:
+            return self._without_gpu(request)
+        ranked: dict[tuple[int, int], list[Need]] = {}
+        refusal: Reason | None = None
+        refused: Need | None = None
+        exhausted = possible = False
         for index, code in enumerate(request.flavours):
-            facts = self.facts.get(code)
-            if flavour_refusal(request, facts) is not None or code not in self.state.by_flavour:
-                continue
-            need = need_of(request, facts)
-            if need is None:
+            need = self.world.need(request, code)
+            if need is None or code not in self.world.state.by_flavour:
                 continue
             possible = True
-            limited = self._over_user_limit(request, need)
+            least = smallest(request, need, self.world)[1]
+            limited = self._over_user_limit(request, least)
+            if limited is None and not self.world.fits_quota(request, least):
+                code_, admission = self._refusing(request, least)
+                limited = quota_blocked(code_, admission)
+                if refused is None:
+                    refused, exhausted = need, _only_the_pool(self.world.trees[code_], admission)
             if limited is not None:
-                quota_reason = quota_reason or limited
+                refusal = refusal or limited
                 continue
-            admission = self.admission(request, need)
-            if admission is not None and not admission.fits:
-                quota_reason = quota_reason or quota_blocked(code, admission)
-                if exhausted is None and _only_the_pool(self.trees[code], admission):
-                    exhausted = need
-                continue
-            mode: Mode = "fit" if admission is None or admission.borrowed == 0 else "borrow"
-            rank = rank_modes(self.policy.flavour.preference, mode)
-            if mode == "borrow" and self.policy.flavour.when_can_borrow == "stop":
-                rank = 0
-            scarce = scarcity(self.state, self.demand, code) if self._open_ask(request) else 0.0
-            ranked.append(((rank, scarce, index), need, admission))
+            ranked.setdefault(self._rank(request, need, index), []).append(need)
         if not possible:
-            return Options([], None, flavour_reason(request, self.facts))
-        ranked.sort(key=lambda row: row[0])
-        return Options([(need, admission) for _, need, admission in ranked], exhausted, quota_reason)
+            return Options([], refusal=flavour_reason(request, self.world.facts))
+        return Options([ranked[rank] for rank in sorted(ranked)], refused, exhausted, refusal)
 
-    def admission(self, request: Request, need: Need) -> Admission | None:
-        """The quota's answer, or None where the flavour has no quota tree (nothing is limited then)."""
-        tree = self.trees.get(need.flavour or "")
-        if tree is None or request.department_id not in tree.nodes:
+    def _without_gpu(self, request: Request) -> Options:
+        if self.world.fits_quota(request, WITHOUT_GPU):
+            return Options([[WITHOUT_GPU]])
+        code, admission = self._refusing(request, WITHOUT_GPU)
+        return Options([], refusal=quota_blocked(code, admission))
+
+    def _rank(self, request: Request, need: Need, index: int) -> tuple[int, int]:
+        """Flavours within the guarantee before borrowed ones; then as ranked, or all alike for an open ask."""
+        tree = self.world.trees.get(need.flavour or "")
+        above = 0
+        if tree is not None and request.department_id in tree.nodes:
+            above = borrowed(tree, request.department_id, need.charge_milli)
+        mode: Mode = "borrow" if above else "fit"
+        rank = rank_modes(self.policy.flavour.preference, mode)
+        if mode == "borrow" and self.policy.flavour.when_can_borrow == "stop":
+            rank = 0
+        return rank, index if request.ranked else 0
+
+    def _refusing(self, request: Request, need: Need) -> tuple[str, Admission]:
+        """The first quota tree that refuses, with the sums."""
+        for code, amount in self.world.charges(request, need):
+            tree = self.world.trees.get(code)
+            if tree is not None and request.department_id in tree.nodes:
+                admission = admit(tree, request.department_id, amount, interruptible=request.interruptible)
+                if not admission.fits:
+                    return code, admission
+        raise ValueError("no quota refuses")
+
+    def _over_user_limit(self, request: Request, need: Need) -> Reason | None:
+        limits = self.round.users.get(request.user_id) if request.user_id is not None else None
+        if limits is None or limits.used_milli + need.charge_milli <= limits.limit_milli:
             return None
-        return admit(tree, request.department_id, need.charge_milli, interruptible=request.interruptible)
+        figures = {"limit": limits.limit_milli, "used": limits.used_milli, "requested": need.charge_milli}
+        return Reason("user_limit", figures, need.flavour)
 
-    def _place(self, request: Request, need: Need, admission: Admission | None) -> Reason | None:
-        key = shape_key(request, need)
+    # Places
+
+    def _place(self, request: Request, needs: Sequence[Need]) -> Reason | None:
+        """Start the request on the best of flavours that are equally welcome; the reason where it cannot."""
+        open_ = [need for need in needs if (self.world.fit_key(request), need.flavour) not in self._hopeless]
+        if not open_:
+            return self._hopeless[self.world.fit_key(request), needs[0].flavour]
+        ends_at = self._ends_at(request)
+        size, amounts = self._size(request, open_)
+        found = self.world.find_among(
+            size, amounts, self.world.state.view(ends_at), scarcity=self.policy.scarcity
+        )
+        if found is not None:
+            self.book(request, self._of_size(request, found.need, len(found.members)), found.members, ends_at)
+            return None
+        if self.world.state.holds:
+            everything = self.world.state.view(ends_at, holds=False)
+            found = self.world.find_among(size, amounts, everything, scarcity=False)
+            if found is not None:
+                return self._behind(request, ends_at, found.need)
+        reasons = [self._no_place(request, need, sought=True) for need in open_]
+        return reasons[0]
+
+    def _no_place(self, request: Request, need: Need, *, sought: bool = False) -> Reason | None:
+        """Why no place is free for a kind of request, promises aside; None where one is."""
+        key = (self.world.fit_key(request), need.flavour)
         known = self._hopeless.get(key)
-        if known is not None:
-            return known
-        ends_at = None if request.duration_ms is None else self.now + request.duration_ms
-        members = find(self.state, self.state.view(ends_at), request, need)
-        if members is not None:
-            self._book(request, need, admission, members, ends_at)
-            return None
-        if (
-            self.state.holds
-            and find(self.state, self.state.view(ends_at, holds=False), request, need) is not None
-        ):
-            return self._behind(request, ends_at, need)
-        reason = place_reason(self.state, request, need, self.policy)
-        self._hopeless[key] = reason
-        return reason
+        if known is None:
+            view = self.world.state.view(None, holds=False)
+            if not sought and self.world.find(request, need, view) is not None:
+                return None
+            if self.round.explain:
+                known = place_reason(self.world.state, *smallest(request, need, self.world), self.policy)
+            else:
+                known = Reason("no_node_fits", {}, need.flavour)
+            self._hopeless[key] = known
+        return known
 
-    def _book(
-        self,
-        request: Request,
-        need: Need,
-        admission: Admission | None,
-        members: tuple[Member, ...],
-        ends_at: int | None,
-    ) -> None:
+    def _size(self, request: Request, needs: Sequence[Need]) -> tuple[Request, Sequence[Need]]:
+        """The request as large as quota and personal limit let an elastic one start."""
+        if not is_elastic(request):
+            return request, needs
+        for nodes in range(request.nodes, max(1, request.min_nodes or 1) - 1, -1):
+            size = replace(request, nodes=nodes)
+            amounts = [self._of_size(request, need, nodes) for need in needs]
+            if all(
+                self.world.fits_quota(size, one) and self._over_user_limit(request, one) is None
+                for one in amounts
+            ):
+                return size, amounts
+        return request, needs
+
+    def _of_size(self, request: Request, need: Need, nodes: int) -> Need:
+        """The need of a gang that starts with so many nodes."""
+        if not is_elastic(request) or nodes == request.nodes:
+            return need
+        return self.world.need(replace(request, nodes=nodes), need.flavour or "") or need
+
+    def _from_kept(self, request: Request, members: tuple[Member, ...]) -> bool:
+        """Start on the places kept for it, if all of them are free and quota allows."""
+        kept = self.round.let_go(request)
+        flavour = self._flavour_of(request, members)
+        need = self.world.need(request, flavour) if flavour is not None else None
+        if need is not None and all(self.world.is_free(take) for m in members for take in m.takes):
+            charge = sum(take.charge_milli for member in members for take in member.takes)
+            need = replace(need, charge_milli=charge)
+            if self.world.fits_quota(request, need) and self._over_user_limit(request, need) is None:
+                self.book(request, need, members, self._ends_at(request))
+                return True
+        self.round.hold(request, kept)
+        return False
+
+    def _flavour_of(self, request: Request, members: Iterable[Member]) -> str | None:
         for member in members:
-            self.state.take(member)
-            self.state.spend_slack(member, ends_at)
-        if admission is not None:
-            self.trees[need.flavour or ""].add(
-                request.department_id, need.charge_milli, interruptible=request.interruptible
-            )
-        if request.user_id is not None and request.user_id in self.users:
-            limits = self.users[request.user_id]
-            self.users[request.user_id] = UserRoom(limits.limit_milli, limits.used_milli + need.charge_milli)
-        self.occupied.append(backfill.Occupied(members, ends_at))
-        borrowed = min(need.charge_milli, admission.borrowed) if admission is not None else 0
-        self.places.append(Place(request.id, need.flavour, need.charge_milli, borrowed, members, ends_at))
+            for take in member.takes:
+                card = self.world.state.gpus.get(take.gpu_id)
+                if card is not None and card.gpu.flavour in request.flavours:
+                    return card.gpu.flavour
+        return None
+
+    def book(self, request: Request, need: Need, members: tuple[Member, ...], ends_at: int | None) -> None:
+        """Start a request on free places."""
+        tree = self.world.trees.get(need.flavour or "")
+        above = 0
+        if tree is not None and request.department_id in tree.nodes:
+            above = min(need.charge_milli, borrowed(tree, request.department_id, need.charge_milli))
+        self.world.take(request, need, members)
+        for member in members:
+            self.world.state.spend_slack(member, ends_at)
+        if request.user_id is not None and request.user_id in self.round.users:
+            limits = self.round.users[request.user_id]
+            used = limits.used_milli + need.charge_milli
+            self.round.users[request.user_id] = UserRoom(limits.limit_milli, used)
+        place = Place(request.id, need.flavour, need.charge_milli, above, members, ends_at)
+        self.round.add(Placed(request, need, place))
+
+    # Promises
+
+    def _may_promise(self, request: Request, lacks: Need | None) -> bool:
+        return (
+            lacks is not None
+            and len(self.round.reserves) < self.policy.max_reservations
+            and self._promise_key(request, lacks) not in self._unpromised
+        )
+
+    def _promise_key(self, request: Request, need: Need) -> tuple[FitKey, str | None, int | None]:
+        duration = request.duration_ms if self.round.windows else None
+        return (self.world.fit_key(request), need.flavour, duration)
 
     def _promise(self, request: Request, need: Need) -> Reserve | None:
-        if len(self.reserves) >= self.policy.max_reservations or need.flavour is None:
+        if need.flavour is None or not self._may_promise(request, need):
             return None
-        opening = backfill.first_opening(
-            self.nodes, self.occupied, request, need, self.now, self.policy.overdue_ms
-        )
+        opening = self._horizon().first_opening(request, need)
         if opening is None:
+            self._unpromised.add(self._promise_key(request, need))
             return None
         reserve = Reserve(request.id, need.flavour, opening.at, opening.members)
-        self.state.add_hold(request.id, opening.at, opening.members, opening.later)
+        self.world.state.add_hold(request.id, opening.at, opening.members, opening.later)
         until = None if request.duration_ms is None else opening.at + request.duration_ms
-        self.occupied.append(backfill.Occupied(opening.members, until))
-        self.reserves.append(reserve)
+        self.round.occupancy.add(backfill.Occupied(opening.members, until, promise=True))
+        self.round.reserves.append(reserve)
         return reserve
 
+    def _horizon(self) -> backfill.Horizon:
+        floor = self.now + self.policy.overdue_ms
+        return backfill.Horizon(self.world.state, self.world.nodes, self.round.occupancy, floor)
+
     def _behind(self, request: Request, ends_at: int | None, need: Need) -> Reason:
-        delaying = [hold for hold in self.state.holds if ends_at is None or ends_at > hold.start_at]
+        delaying = [hold for hold in self.world.state.holds if ends_at is None or ends_at > hold.start_at]
+        if all(hold.request_id == MAINTENANCE for hold in delaying):
+            begins = {"closed_from": min(hold.start_at for hold in delaying), "flavour": need.flavour}
+            return Reason("closed_soon", begins, need.flavour)
         figures = {
-            "requests": [hold.request_id for hold in delaying],
+            "requests": [hold.request_id for hold in delaying if hold.request_id != MAINTENANCE],
             "reserved_from": min(hold.start_at for hold in delaying),
             "flavour": need.flavour,
         }
@@ -233,44 +352,22 @@ class Cycle:
         reserve: Reserve | None = None
         if start_at - self.now <= self.policy.windows_ahead_ms:
             for code in request.flavours:
-                facts = self.facts.get(code)
-                need = None if flavour_refusal(request, facts) else need_of(request, facts)
-                if need is not None and (reserve := self._keep(request, need, start_at)) is not None:
+                need = self.world.need(request, code)
+                if need is not None and (reserve := self._keep_window(request, need, start_at)) is not None:
                     break
         figures = {"start_at": start_at, "kept": reserve is not None}
         return Blocked(request, Reason("not_before", figures, next(iter(request.flavours), None)), reserve)
 
-    def _keep(self, request: Request, need: Need, start_at: int) -> Reserve | None:
-        floor = self.now + self.policy.overdue_ms
-        opening = backfill.opening_at(self.nodes, self.occupied, request, need, start_at, floor)
+    def _keep_window(self, request: Request, need: Need, start_at: int) -> Reserve | None:
+        opening = self._horizon().opening_at(request, need, start_at)
         if opening is None or need.flavour is None:
             return None
-        self.state.add_hold(request.id, start_at, opening.members, opening.later)
+        self.world.state.add_hold(request.id, start_at, opening.members, opening.later)
         until = None if request.duration_ms is None else start_at + request.duration_ms
-        self.occupied.append(backfill.Occupied(opening.members, until, start_at))
+        self.round.occupancy.add(backfill.Occupied(opening.members, until, start_at, promise=True))
         reserve = Reserve(request.id, need.flavour, start_at, opening.members)
-        self.windows.append(reserve)
+        self.round.windows.append(reserve)
         return reserve
-
-    def _over_user_limit(self, request: Request, need: Need) -> Reason | None:
-        limits = self.users.get(request.user_id) if request.user_id is not None else None
-        if limits is None or limits.used_milli + need.charge_milli <= limits.limit_milli:
-            return None
-        figures = {"limit": limits.limit_milli, "used": limits.used_milli, "requested": need.charge_milli}
-        return Reason("user_limit", figures, need.flavour)
-
-    def _open_ask(self, request: Request) -> bool:
-        return self.policy.scarcity and not request.ranked and len(request.flavours) > 1
-
-    def _tied_demand(self) -> dict[str, int]:
-        demand: dict[str, int] = {}
-        for request in self.snapshot.pending:
-            if len(request.flavours) == 1:
-                code = request.flavours[0]
-                facts = self.facts.get(code)
-                need = None if flavour_refusal(request, facts) else need_of(request, facts)
-                demand[code] = demand.get(code, 0) + (need.charge_milli if need else 0)
-        return demand
 
 
 def _only_the_pool(tree: QuotaTree, admission: Admission) -> bool:
@@ -280,30 +377,4 @@ def _only_the_pool(tree: QuotaTree, admission: Admission) -> bool:
         blocking is not None
         and blocking.rule == "subtree_quota"
         and tree.nodes[blocking.level].parent is None
-    )
-
-
-def quota_blocked(flavour: str, admission: Admission) -> Reason:
-    """The reason of an ask that a quota level refuses."""
-    figures = {**(admission.as_blocking() or {}), "available": admission.available, "flavour": flavour}
-    return Reason("quota_blocked", figures, flavour)
-
-
-def shape_key(request: Request, need: Need) -> tuple[object, ...]:
-    """All that decides where a request fits: equal keys fit in equal places."""
-    return (
-        need.flavour,
-        request.shape,
-        request.per_node,
-        request.nodes,
-        need.milli,
-        need.share_mib,
-        request.profile,
-        request.cpu_milli,
-        request.memory_mib,
-        request.min_gpu_mib,
-        request.nvlink,
-        request.min_driver,
-        request.min_cuda,
-        request.site,
     )

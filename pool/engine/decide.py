@@ -1,58 +1,210 @@
-"""``decide(snapshot, policy, now) → Plan``: who starts where, who is promised what, and why everyone else
-waits.
+"""``decide(snapshot, policy, now) → Plan``: who starts where, who is promised what, who gives way, and why
+everyone else waits.
 
-Pure and deterministic: the order of the snapshot's tuples does not matter, ties go by id. Actions so far:
-allocate with backfill behind the promises to the first blocked requests.
+Pure and deterministic: the order of the snapshot's tuples does not matter, ties go by id. The actions, from
+the least disruptive to the most:
+
+    allocate      what fits starts
+    backfill      the first blocked ones are promised a place; others pass only if they delay none
+    consolidate   movable work makes room by moving (opt-in)
+    reclaim       owners take back what others borrow
+    preempt       within a department the more important displaces the less important
+
+A later action may find that something this plan was about to start stands in its way. That work is withdrawn,
+which costs nothing, and the round is played again with what was decided so far held fast.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 
-from pool.engine.allocate import Blocked, Cycle
-from pool.engine.backfill import BASIS_LEASE_ENDS, BASIS_WINDOW, estimate_from
-from pool.engine.fit import flavour_refusal, need_of
-from pool.engine.model import Plan, Policy, Request, Snapshot, Waiting
+from pool.engine import consolidate, preempt, reclaim
+from pool.engine.allocate import MAINTENANCE, Allocate
+from pool.engine.backfill import BASIS_LEASE_ENDS, BASIS_WINDOW, Occupied, estimate_from
+from pool.engine.model import (
+    WHOLE,
+    Evict,
+    Kept,
+    Member,
+    Move,
+    Plan,
+    Policy,
+    Request,
+    Snapshot,
+    Take,
+    Waiting,
+)
 from pool.engine.order import Line, fair_shares
+from pool.engine.reasons import with_deadline
+from pool.engine.round import Round
+from pool.engine.victims import Bench
+from pool.engine.world import World
 
 AHEAD_TOLD = 5
+"""So many requests ahead are named to those who wait."""
+ROUNDS = 4
+"""So often at most a plan is played again because something gave way before it began."""
 
 
-def decide(snapshot: Snapshot, policy: Policy, now: int) -> Plan:
-    """The plan for one moment. Every pending request is in ``places`` or in ``waiting``, never in both."""
-    cycle = Cycle(snapshot, policy, now)
+@dataclass(slots=True)
+class _Settled:
+    """What earlier rounds decided for good."""
+
+    evicts: list[Evict] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
+    keeps: list[Kept] = field(default_factory=list)
+    spared: list[Evict] = field(default_factory=list)
+    leaving: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+
+def decide(
+    snapshot: Snapshot,
+    policy: Policy,
+    now: int,
+    *,
+    only: Collection[int] | None = None,
+    explain: bool = True,
+    world: World | None = None,
+) -> Plan:
+    """The plan for one moment. Every pending request is in ``places`` or in ``waiting``, never in both.
+
+    ``only``: judge just these requests; all other pending ones are known to be blocked, and hold the promises
+    of the last whole plan (``Snapshot.promised``). The plan is about these alone then.
+    ``explain`` False: no ``waiting`` (for replays and searches).
+    ``world``: the world of this snapshot where the caller keeps one; it is left as it was.
+    """
+    world = world if world is not None else World(snapshot)
     pending = sorted(snapshot.pending, key=lambda request: request.id)
-    shares = fair_shares(cycle.trees, pending, _capacity(snapshot), lambda r, f: _charge(cycle, r, f))
-    for request in Line(pending, cycle.trees, shares):
-        cycle.run(request)
-    reserves = (*cycle.reserves, *cycle.windows)
-    return Plan(tuple(cycle.places), reserves, tuple(_waiting(cycle.blocked, policy, now)))
+    settled = _Settled()
+    with world.what_if():
+        shares = fair_shares(world.trees, pending, world.capacity, lambda r, f: _charge(world, r, f))
+        for turn in range(ROUNDS):
+            token = world.mark()
+            round_ = Round(world, snapshot, policy, now, shares, explain=explain)
+            _hold_fast(round_, settled, pending)
+            _play(round_, pending, only, withdraw=turn < ROUNDS - 1)
+            settled.evicts += round_.evicts
+            settled.moves += round_.moves
+            settled.spared = round_.spared
+            settled.keeps += round_.new_keeps
+            settled.leaving |= round_.leaving
+            if not round_.withdrawn:
+                break
+            world.rollback(token)
+    placed = {one.request.id for one in round_.placed}
+    return Plan(
+        places=tuple(one.place for one in round_.placed),
+        reserves=(*round_.reserves, *round_.windows),
+        waiting=tuple(_waiting(round_)) if explain else (),
+        evicts=tuple(settled.evicts),
+        keeps=tuple(kept for kept in settled.keeps if kept.request_id not in placed),
+        moves=tuple(settled.moves),
+        spared=tuple(settled.spared),
+    )
 
 
-def _charge(cycle: Cycle, request: Request, flavour: str) -> int:
-    facts = cycle.facts.get(flavour)
-    if flavour_refusal(request, facts) is not None:
-        return 0
-    need = need_of(request, facts)
-    return need.charge_milli if need else 0
+def _charge(world: World, request: Request, flavour: str) -> int:
+    need = world.need(request, flavour)
+    return need.charge_milli if need is not None else 0
 
 
-def _capacity(snapshot: Snapshot) -> Mapping[str, int]:
-    capacity: dict[str, int] = {}
-    for node in snapshot.nodes:
-        for gpu in node.gpus:
-            if gpu.blocked is None and node.blocked is None:
-                capacity[gpu.flavour] = capacity.get(gpu.flavour, 0) + 1000
-    return capacity
+def _hold_fast(round_: Round, settled: _Settled, pending: Sequence[Request]) -> None:
+    """Keep places of this and of earlier plans for those they were freed for."""
+    world, now = round_.world, round_.now
+    asked = {request.id: request for request in pending}
+    moving = {one.request_id: one.asks for one in world.running.values() if one.asks is not None}
+    round_.users = dict(round_.snapshot.users)
+    round_.leaving = dict(settled.leaving)
+    for kept in (*sorted(round_.snapshot.kept, key=lambda one: one.request_id), *settled.keeps):
+        request = asked.get(kept.request_id) or moving.get(kept.request_id)
+        usable = all(
+            take.gpu_id in world.state.gpus and world.state.gpus[take.gpu_id].gpu.blocked is None
+            for member in kept.members
+            for take in member.takes
+        )
+        if request is not None and kept.until > now and usable and request.id not in round_.keeps:
+            round_.hold(request, kept)
 
 
-def _waiting(blocked: list[Blocked], policy: Policy, now: int) -> list[Waiting]:
+def _play(
+    round_: Round,
+    pending: Sequence[Request],
+    only: Collection[int] | None,
+    *,
+    withdraw: bool,
+) -> None:
+    world, policy = round_.world, round_.policy
+    allocate = Allocate(round_)
+    strict = policy.queueing == "strict"
+    walked = pending if only is None or strict else [one for one in pending if one.id in only]
+    _close_for_maintenance(round_)
+    for reserve in round_.snapshot.promised if only is not None else ():
+        if only is not None and reserve.request_id not in only:
+            world.state.add_hold(reserve.request_id, reserve.start_at, reserve.members)
+            round_.reserves.append(reserve)
+    line = Line(
+        walked,
+        world.trees,
+        round_.shares,
+        lambda request, flavour: _charge(world, request, flavour),
+        order=policy.order,
+        user_use=round_.snapshot.user_use if policy.user_decay else None,
+    )
+    for request in line:
+        if only is None or request.id in only:
+            allocate.run(request)
+        else:
+            allocate.pass_over(request)
+    if only is not None:
+        round_.reserves = [one for one in round_.reserves if one.request_id in only]
+    if any(blocked.lacks is not None for blocked in round_.blocked):
+        _release_what_ends(round_)
+        consolidate.run(round_)
+        bench = Bench(round_)
+        reclaim.run(round_, bench, withdraw=withdraw)
+        preempt.run(round_, bench, withdraw=withdraw)
+
+
+def _close_for_maintenance(round_: Round) -> None:
+    """A node that is to be closed is held whole from then on: work must have ended, or keep off it."""
+    for node in round_.world.nodes:
+        for begins, ends in node.closed:
+            if ends > round_.now:
+                member = Member(
+                    0,
+                    node.id,
+                    node.cpu_milli or 0,
+                    node.memory_mib or 0,
+                    tuple(
+                        Take(gpu.id, (WHOLE,), 1000, gpu.memory_mib)
+                        for gpu in sorted(node.gpus, key=lambda one: (one.index, one.id))
+                    ),
+                )
+                round_.world.state.add_hold(MAINTENANCE, begins, [member])
+                round_.occupancy.add(Occupied((member,), ends, begins, promise=True))
+
+
+def _release_what_ends(round_: Round) -> None:
+    """From here on the pool is looked at as it will be: what is ending already is not counted twice."""
+    world = round_.world
+    for one in list(world.running.values()):
+        if one.ending:
+            world.release(one)
+        elif one.allocation_id in round_.leaving:
+            numbers = round_.leaving[one.allocation_id]
+            gone = [member for member in one.members if member.number in numbers]
+            world.release(one, gone if numbers else None)
+
+
+def _waiting(round_: Round) -> list[Waiting]:
+    policy, now = round_.policy, round_.now
     lines: dict[str | None, list[int]] = {}
-    for one in blocked:
+    for one in round_.blocked:
         lines.setdefault(_line_of(one.request), []).append(one.request.id)
     answer: list[Waiting] = []
     seen: dict[str | None, int] = {}
-    for one in blocked:
+    for one in round_.blocked:
         key = _line_of(one.request)
         line, before = lines[key], seen.get(key, 0)
         seen[key] = before + 1
@@ -60,12 +212,13 @@ def _waiting(blocked: list[Blocked], policy: Policy, now: int) -> list[Waiting]:
         estimate = (
             estimate_from(one.reserve.start_at, now, policy, basis) if one.reserve is not None else None
         )
+        reason = with_deadline(one.reason, one.request, estimate, now)
         answer.append(
             Waiting(
                 request_id=one.request.id,
-                code=one.reason.code,
-                figures=one.reason.figures,
-                flavour=one.reason.flavour,
+                code=reason.code,
+                figures=reason.figures,
+                flavour=reason.flavour,
                 position=before + 1,
                 of=len(line),
                 ahead=tuple(line[max(0, before - AHEAD_TOLD) : before]),

@@ -1,71 +1,107 @@
-"""Who comes first: departments below their guarantee, then by use against fair share, then age; priority
-within one.
+"""Who comes first: the order of departments, and of requests within one.
 
-Source: BEHAVIOUR 5 (Order of departments, Fair share).
+Departments   from the root down, at each level: an ask within the guarantee first; then the higher band; then
+              the smaller use, with the ask, against the guarantee (within it) or the fair share (above it);
+              last the older request, then the smaller id.
+Within one    priority, then decayed use per person (option), then age, then id.
+Tournament    (option) at each level the branch that does not borrow with the ask included, then the one that
+              reaches less far into what others own by its weight.
+Source: BEHAVIOUR 5 (Order of departments, Fair share); cases_fairshare.json, kind admission_order.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 from pool.engine.model import Request
+from quotas.engine.available import max_possible
 from quotas.engine.fairshare import Claim, divide
 from quotas.engine.ids import NodeId
 from quotas.engine.tree import QuotaTree
 
-Key = tuple[int, float, int, int]
+Key = tuple[Any, ...]
+Shares = Mapping[str, Mapping[NodeId, float]]
 
 
 class Line:
     """The line of all requests. Iterating asks for the next one with the counters as they stand then.
 
-    ``trees`` are read live: booking a placed request moves its department back. ``shares`` are fixed for
-    the cycle.
+    ``trees`` are read live: booking a placed request moves its department, and its relatives, back.
+    ``shares`` are fixed for the cycle; ``charge`` says what a request takes of its first flavour.
     """
 
     def __init__(
         self,
         requests: Sequence[Request],
         trees: Mapping[str, QuotaTree],
-        shares: Mapping[str, Mapping[NodeId, float]],
+        shares: Shares,
+        charge: Callable[[Request, str], int],
+        *,
+        order: Literal["guarantee", "tournament"] = "guarantee",
+        user_use: Mapping[int, int] | None = None,
     ) -> None:
-        self.trees, self.shares = trees, shares
+        self.trees, self.shares, self.charge = trees, shares, charge
+        self._level = _reach_key if order == "tournament" else self._guarantee_key
+        use = user_use or {}
         queues: dict[int, list[Request]] = {}
         for request in requests:
             queues.setdefault(request.department_id, []).append(request)
         for queue in queues.values():
-            queue.sort(key=within_department, reverse=True)
+            queue.sort(key=lambda request: within_department(request, use), reverse=True)
         self.queues = queues
 
     def __iter__(self) -> Iterator[Request]:
-        heap = [(self._key(queue[-1]), department) for department, queue in self.queues.items()]
+        heap = [(self.key(queue[-1]), department) for department, queue in self.queues.items()]
         heapq.heapify(heap)
         while heap:
-            _, department = heapq.heappop(heap)
+            key, department = heapq.heappop(heap)
             queue = self.queues[department]
+            # Use only grows while the line is walked: a key that is stale is too small, never too large.
+            now = self.key(queue[-1])
+            if now > key and heap and now > heap[0][0]:
+                heapq.heappush(heap, (now, department))
+                continue
             yield queue.pop()
-            # Only this department's counters moved meanwhile, so only its key can be stale.
             if queue:
-                heapq.heappush(heap, (self._key(queue[-1]), department))
+                heapq.heappush(heap, (self.key(queue[-1]), department))
 
-    def _key(self, request: Request) -> Key:
+    def key(self, request: Request) -> Key:
+        """Where a request stands among the heads of the departments: smaller is earlier."""
         flavour = request.flavours[0] if request.flavours else ""
         tree = self.trees.get(flavour)
         if tree is None or request.department_id not in tree.nodes:
-            return (1, 0.0, request.queued_at, request.id)
-        used = tree.counters[request.department_id].total
-        guarantee = tree.guarantee(request.department_id)
-        if used < guarantee:
-            return (0, used / guarantee, request.queued_at, request.id)
-        share = self.shares.get(flavour, {}).get(request.department_id, 0.0)
-        ratio = used / share if share else (0.0 if used == 0 else float("inf"))
-        return (1, ratio, request.queued_at, request.id)
+            return (((1, 0, 0.0),), request.queued_at, request.id)
+        amount = self.charge(request, flavour)
+        path = tree.path(request.department_id)
+        # The one root is the same for all.
+        steps = path[:-1] if len(tree.roots) == 1 and len(path) > 1 else path
+        levels = tuple(self._level(tree, flavour, step, amount) for step in reversed(steps))
+        return (levels, request.queued_at, request.id)
+
+    def _guarantee_key(self, tree: QuotaTree, flavour: str, step: NodeId, amount: int) -> Key:
+        used, guarantee = tree.counters[step].total + amount, tree.guarantee(step)
+        band = -tree.nodes[step].priority
+        if used <= guarantee:
+            return (0, band, used / guarantee if guarantee else 0.0)
+        share = self.shares.get(flavour, {}).get(step, 0.0)
+        return (1, band, used / share if share else float("inf"))
 
 
-def within_department(request: Request) -> tuple[int, int, int]:
-    """Order within a department: higher priority, then older, then smaller id."""
-    return (-request.priority, request.queued_at, request.id)
+def _reach_key(tree: QuotaTree, _flavour: str, step: NodeId, amount: int) -> Key:
+    node, parent = tree.nodes[step], tree.nodes[step].parent
+    over = tree.counters[step].charged + amount - tree.subtree[step]
+    if over <= 0 or parent is None:
+        return (0, 0, 0.0)
+    reach = over / max(1, max_possible(tree, parent))
+    return (1, 0, reach / node.weight) if node.weight else (2, 0, reach)
+
+
+def within_department(request: Request, use: Mapping[int, int] | None = None) -> tuple[int, int, int, int]:
+    """Order within a department: higher priority, less decayed use of the person, older, smaller id."""
+    used = (use or {}).get(request.user_id, 0) if request.user_id is not None else 0
+    return (-request.priority, used, request.queued_at, request.id)
 
 
 def fair_shares(
@@ -104,6 +140,7 @@ def fair_shares(
                 deserved=tree.guarantee(node_id),
                 limit=tree.nodes[node_id].hard_cap,
                 weight=tree.nodes[node_id].weight,
+                priority=tree.nodes[node_id].priority,
                 created=rank,
             )
             for rank, node_id in enumerate(tree.post_order)

@@ -20,6 +20,11 @@ Codes, each with its figures:
     host_short            need_cpu_milli, best_cpu_milli, need_memory_mib, best_memory_mib
     waiting_for_release   flavour, need, installed, free: everything of it is in use
     behind                requests, reserved_from: it fits now but would delay them
+    closed_soon           closed_from, flavour: it fits now but would still run when nodes are closed
+    making_room           charge_milli, evicts, until, flavour: work ends so that it can start
+
+Where a request has a deadline, its reason also says ``deadline_at`` and ``deadline_met``: whether it can still
+be met by what is known (None: nothing is known).
 """
 
 from __future__ import annotations
@@ -29,9 +34,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pool.engine.fit import Need, flavour_refusal, gpu_refusal, node_refusal
-from pool.engine.model import FlavourFacts, Policy, Request
+from pool.engine.model import Estimate, FlavourFacts, Policy, Request
 from pool.engine.placement import cards_for, count_places, host_fits, nodes_of
 from pool.engine.state import NodeState, PoolState, View, room
+from quotas.engine.available import Admission
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,29 @@ class Reason:
     code: str
     figures: Mapping[str, Any]
     flavour: str | None = None
+
+
+def quota_blocked(flavour: str, admission: Admission) -> Reason:
+    """The reason of an ask that a quota level refuses."""
+    figures = {**(admission.as_blocking() or {}), "available": admission.available, "flavour": flavour}
+    return Reason("quota_blocked", figures, flavour)
+
+
+def with_deadline(reason: Reason, request: Request, estimate: Estimate | None, now: int) -> Reason:
+    """The reason with what is known of the request's deadline: what would start now at the earliest, or as the
+    range says."""
+    if request.deadline_at is None:
+        return reason
+    needed = request.duration_ms or 0
+    met: bool | None = None
+    if now + needed > request.deadline_at or (
+        estimate is not None and estimate.earliest + needed > request.deadline_at
+    ):
+        met = False
+    elif estimate is not None and estimate.latest + needed <= request.deadline_at:
+        met = True
+    figures = {**reason.figures, "deadline_at": request.deadline_at, "deadline_met": met}
+    return Reason(reason.code, figures, reason.flavour)
 
 
 def flavour_reason(request: Request, facts: Mapping[str, FlavourFacts]) -> Reason:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from pool.engine.allocate import Cycle
+from pool.engine.allocate import Allocate
 from pool.engine.decide import decide
+from pool.engine.fit import Need
 from pool.engine.model import Member, Plan, Policy, Request, Snapshot, Waiting
-from pool.engine.placement import find
 from pool.engine.reasons import Reason, place_reason
-from quotas.engine.available import Admission
+from pool.engine.round import Round
+from pool.engine.world import World
+from quotas.engine.available import Admission, admit
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +47,30 @@ def place_check(
 
     With ``in_line`` False only place and quota are judged (no decision over all who wait).
     """
-    cycle = Cycle(replace(snapshot, pending=(request,)), policy, now)
-    options = cycle.options(request)
-    refusal = options.refusal
+    world = World(snapshot)
+    allocate = Allocate(Round(world, snapshot, policy, now, {}, users=dict(snapshot.users)))
+    options = allocate.options(request)
     checks: list[FlavourCheck] = []
-    for need, admission in options.usable:
-        members = find(cycle.state, cycle.state.view(None), request, need)
-        reason = None if members is not None else place_reason(cycle.state, request, need, policy)
-        checks.append(FlavourCheck(need.flavour, need.charge_milli, admission, members, reason))
+    for need in (need for needs in options.usable for need in needs):
+        members = world.find(request, need, world.state.view(None))
+        reason = None if members is not None else place_reason(world.state, request, need, policy)
+        checks.append(
+            FlavourCheck(need.flavour, need.charge_milli, _admission(world, request, need), members, reason)
+        )
     free_now = any(check.members is not None for check in checks)
     if not in_line:
-        return Check(free_now, free_now, tuple(checks), refusal, None)
+        return Check(free_now, free_now, tuple(checks), options.refusal, None)
     plan = decide(replace(snapshot, pending=(*snapshot.pending, request)), policy, now)
     waiting = _waiting_of(plan, request.id)
-    return Check(free_now, waiting is None, tuple(checks), refusal, waiting)
+    return Check(free_now, waiting is None, tuple(checks), options.refusal, waiting)
+
+
+def _admission(world: World, request: Request, need: Need) -> Admission | None:
+    """The quota's answer, or None where the flavour has no quota tree (nothing is limited then)."""
+    tree = world.trees.get(need.flavour or "")
+    if tree is None or request.department_id not in tree.nodes:
+        return None
+    return admit(tree, request.department_id, need.charge_milli, interruptible=request.interruptible)
 
 
 def _waiting_of(plan: Plan, request_id: int) -> Waiting | None:

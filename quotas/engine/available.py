@@ -153,9 +153,15 @@ def admit(tree: QuotaTree, node_id: NodeId, amount: int, *, interruptible: bool)
 
 
 def headroom(tree: QuotaTree, node_id: NodeId, *, interruptible: bool) -> int:
-    """The largest amount that ``admit`` would let pass now; never below 0."""
-    limits = [check.limit - check.used for check in cap_checks(tree, node_id, 0, interruptible=interruptible)]
-    return max(0, min([available_raw(tree, node_id), *limits]))
+    """The largest amount that ``admit`` would let pass now; never below 0. The fast half of ``admit``."""
+    answer = available_raw(tree, node_id)
+    for step in tree.path(node_id):
+        node, counters = tree.nodes[step], tree.counters[step]
+        if node.hard_cap is not None:
+            answer = min(answer, node.hard_cap - counters.total)
+        if not interruptible and (node.own is not None or node.guarantee is not None):
+            answer = min(answer, tree.guarantee(step) - counters.total_noninterruptible)
+    return max(0, answer)
 
 
 def borrowed(tree: QuotaTree, node_id: NodeId, amount: int = 0) -> int:

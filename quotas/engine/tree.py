@@ -86,6 +86,8 @@ class QuotaTree:
         self.own: dict[NodeId, int] = {}
         self.subtree: dict[NodeId, int] = {}
         self.kept: dict[NodeId, int] = {}
+        self._guarantees: dict[NodeId, int] = {}
+        self._paths: dict[NodeId, list[NodeId]] = {}
         self._derive_limits()
         self.counters: dict[NodeId, Counters] = {
             n.id: Counters(n.charged, n.total, n.total_noninterruptible) for n in self.nodes.values()
@@ -104,30 +106,31 @@ class QuotaTree:
     def _derive_limits(self) -> None:
         for node_id in self.post_order:
             node, below = self.nodes[node_id], self.children[node_id]
-            if node.own is not None:
-                self.own[node_id] = node.own
-            else:
-                self.own[node_id] = (node.guarantee or 0) - sum(self.guarantee(child) for child in below)
+            promised = sum(self._guarantees[child] for child in below)
+            self.own[node_id] = (node.guarantee or 0) - promised if node.own is None else node.own
+            self._guarantees[node_id] = self.own[node_id] + promised
             self.subtree[node_id] = self.own[node_id] + sum(self.subtree[c] - self.kept[c] for c in below)
             lend = node.lend_limit
             self.kept[node_id] = 0 if lend is None else max(0, self.subtree[node_id] - lend)
 
     def guarantee(self, node_id: NodeId) -> int:
         """The node's guarantee, children included."""
-        node = self.nodes[node_id]
-        if node.own is None:
-            return node.guarantee or 0
-        return node.own + sum(self.guarantee(child) for child in self.children[node_id])
+        return self._guarantees[node_id]
 
     def path(self, node_id: NodeId) -> list[NodeId]:
-        """The node and its ancestors, leaf first, root last. TreeError for an unknown node."""
+        """The node and its ancestors, leaf first, root last; not to be changed. TreeError for an unknown
+        node."""
+        found = self._paths.get(node_id)
+        if found is not None:
+            return found
         if node_id not in self.nodes:
             raise TreeError(f"node {node_id!r} is unknown")
-        found: list[NodeId] = []
+        found = []
         step: NodeId | None = node_id
         while step is not None:
             found.append(step)
             step = self.nodes[step].parent
+        self._paths[node_id] = found
         return found
 
     def add(self, node_id: NodeId, amount: int, *, interruptible: bool = True) -> None:
@@ -191,12 +194,8 @@ class QuotaTree:
         """An independent tree with the same limits and counters (limits are shared: they never change)."""
         twin = QuotaTree.__new__(QuotaTree)
         twin.nodes, twin.children, twin.roots = self.nodes, self.children, self.roots
-        twin.post_order, twin.own, twin.subtree, twin.kept = (
-            self.post_order,
-            self.own,
-            self.subtree,
-            self.kept,
-        )
+        twin.post_order, twin.own, twin.subtree = self.post_order, self.own, self.subtree
+        twin.kept, twin._guarantees, twin._paths = self.kept, self._guarantees, self._paths
         twin.counters = {
             node_id: Counters(c.charged, c.total, c.total_noninterruptible)
             for node_id, c in self.counters.items()

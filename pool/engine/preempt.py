@@ -1,0 +1,116 @@
+"""The preempt action: within a department the more important displaces the less important.
+
+Who asks      a blocked request.
+Who gives     interruptible work of the same department with strictly lower priority, never equal
+              (``Policy.preempt_equal``: also equal work that started after the request was queued). Minimum run
+              times protect.
+Order         not begun yet, lowest priority, newest start, smallest. Where the department's own lower work is
+              not enough, what it may claim from others (``reclaim``) counts too, before its own.
+Source: BEHAVIOUR 5 (Preemption within a department); cases_preemption.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+from pool.engine.fit import Need
+from pool.engine.loop_guard import may_displace
+from pool.engine.making_room import evictions, settle
+from pool.engine.model import Request
+from pool.engine.reclaim import Claim, Kind, kind_of
+from pool.engine.round import Blocked, Round
+from pool.engine.victims import Bench, Candidate, Search
+from pool.engine.world import smallest
+
+RULE = "higher_priority_same_department"
+
+
+def run(round_: Round, bench: Bench, *, withdraw: bool) -> None:
+    """Make room for blocked requests within their departments, in line order."""
+    if not round_.policy.preempt:
+        return
+    hopeless: set[Kind] = set()
+    for blocked in round_.blocked:
+        request, need = blocked.request, blocked.lacks
+        if need is None or request.id in round_.keeps or not may_displace(request, round_.now):
+            continue
+        lowest = bench.lowest_priority(need.flavour or "", request.department_id)
+        if lowest is None or (lowest >= request.priority and not round_.policy.preempt_equal):
+            continue
+        kind = kind_of(round_, request)
+        if kind in hopeless:
+            continue
+        if not preempt(round_, bench, blocked, *smallest(request, need, round_.world), withdraw=withdraw):
+            hopeless.add(kind)
+
+
+def preempt(
+    round_: Round, bench: Bench, blocked: Blocked, request: Request, need: Need, *, withdraw: bool
+) -> bool:
+    """Make room for one request; whether that was possible."""
+    search = Search(round_, request, need)
+    own = _Own(round_, bench, request, need, withdraw)
+    found = search.find(own.line(spared=False))
+    claim = Claim.of(round_, request, need) if found is None and round_.policy.reclaim else None
+    if claim is not None:
+        others = claim.line(bench, strict=True, withdraw=withdraw, spared=False)
+        found = search.find(chain(others, own.line(spared=False)))
+    if own.sees_spared:
+        meant = search.find(own.line(spared=True))
+        victims = [one for one in meant.victims if one.running and one.running.spared] if meant else []
+        round_.spared += evictions(round_, victims, blocked.request, "preempt", RULE, own.figures)
+    if found is None or not found.victims or len(found.victims) > round_.policy.max_victims:
+        return False
+
+    def figures(one: Candidate) -> dict[str, Any]:
+        if claim is not None and one.department != request.department_id:
+            return claim.figures(one)
+        return own.figures(one)
+
+    settle(round_, bench, blocked, found, "preempt", RULE, figures)
+    return True
+
+
+class _Own:
+    """The department's own candidates for one request."""
+
+    def __init__(self, round_: Round, bench: Bench, request: Request, need: Need, withdraw: bool) -> None:
+        self.round, self.bench, self.request, self.need = round_, bench, request, need
+        self.withdraw, self.sees_spared = withdraw, False
+        self.tree = round_.world.trees.get(need.flavour or "")
+
+    def line(self, *, spared: bool) -> Iterator[Candidate]:
+        for one in self.bench.of(self.need.flavour or "", self.request.department_id):
+            running = one.running
+            if running is None:
+                assert one.placed is not None
+                if self.withdraw and one.placed.request.priority < self.request.priority:
+                    yield one
+                continue
+            if not self._less_important(running.priority, running.started_at):
+                continue
+            if self.bench.minimum.protects(running, self.request.department_id, self.tree, reclaim=False):
+                continue
+            if running.spared and not spared:
+                self.sees_spared = True
+                continue
+            yield one
+
+    def _less_important(self, priority: int, started_at: int) -> bool:
+        if priority < self.request.priority:
+            return True
+        equal = self.round.policy.preempt_equal and priority == self.request.priority
+        return equal and started_at > self.request.queued_at
+
+    def figures(self, one: Candidate) -> dict[str, Any]:
+        priority = one.running.priority if one.running is not None else 0
+        return {
+            "flavour": self.need.flavour,
+            "requested": self.need.charge_milli,
+            "freed": one.charge,
+            "department": self.request.department_id,
+            "priority": self.request.priority,
+            "victim_priority": priority,
+        }

@@ -1,0 +1,276 @@
+"""The reclaim action: an owner takes back what others borrow of its guarantee.
+
+Who asks      a blocked request whose branch stays within its guarantee with it. Branches are compared just
+              below the common ancestor: what a department does not use of its own, any of its projects may
+              claim from other departments. With ``Policy.rebalance`` also one that stays within its fair share
+              at every level, against branches above theirs.
+Who gives     interruptible work of other branches that are above their guarantee at every level below the
+              common ancestor. Priority neither protects nor reaches across departments.
+Order         the branch with the highest use against its fair share, from the top down, after each victim
+              anew; within a department: not begun yet, lowest priority, newest start, smallest.
+How much      as little as is enough (``victims``). A branch falls below its guarantee only where no set works
+              that leaves all at theirs.
+Source: BEHAVIOUR 5 (Reclaim); cases_preemption.json, kind cluster; the two claims are those of KAI-Scheduler
+(guaranteed share, fair share), the comparison below the common ancestor is Kueue's.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pool.engine.fit import Need
+from pool.engine.loop_guard import clear_of_turn, may_displace
+from pool.engine.making_room import evictions, making_room, settle
+from pool.engine.model import EvictCause, Request
+from pool.engine.round import Blocked, Round
+from pool.engine.victims import Bench, Candidate, Found, Search
+from pool.engine.world import smallest
+from quotas.engine.ids import NodeId
+from quotas.engine.tree import QuotaTree
+
+Kind = tuple[Any, ...]
+
+
+def run(round_: Round, bench: Bench, *, withdraw: bool) -> None:
+    """Make room for blocked requests that may claim it, in line order. ``withdraw`` False: placements of this
+    plan stay."""
+    if not round_.policy.reclaim and not round_.policy.rebalance:
+        return
+    hopeless: set[Kind] = set()
+    for blocked in round_.blocked:
+        request, need = blocked.request, blocked.lacks
+        if need is None or request.id in round_.keeps or not may_displace(request, round_.now):
+            continue
+        kind = kind_of(round_, request)
+        if kind in hopeless:
+            continue
+        if not reclaim(round_, bench, blocked, *smallest(request, need, round_.world), withdraw=withdraw):
+            hopeless.add(kind)
+
+
+def kind_of(round_: Round, request: Request) -> Kind:
+    """What decides whether room can be made: one that failed fails for all of its kind."""
+    return (
+        request.department_id,
+        round_.world.fit_key(request),
+        request.interruptible,
+        request.priority,
+        request.displaced_by,
+    )
+
+
+def reclaim(
+    round_: Round, bench: Bench, blocked: Blocked, request: Request, need: Need, *, withdraw: bool
+) -> bool:
+    """Make room for one request; whether that was possible (or what is ending anyway is enough)."""
+    claim = Claim.of(round_, request, need)
+    if claim is None:
+        return False
+    search = Search(round_, request, need)
+    found = _search(search, claim, bench, withdraw=withdraw, spared=False)
+    cause, rule = claim.cause
+    if claim.sees_spared:
+        meant = _search(search, claim, bench, withdraw=withdraw, spared=True)
+        victims = [one for one in meant.victims if one.running and one.running.spared] if meant else []
+        round_.spared += evictions(round_, victims, blocked.request, cause, rule, claim.figures)
+    if found is None:
+        return False
+    if not found.victims:
+        round_.world.take(found.request, found.need, found.members)
+        blocked.reason = making_room(round_, blocked.request, need, 0, round_.now)
+        blocked.lacks = None
+        return True
+    settle(round_, bench, blocked, found, cause, rule, claim.figures)
+    return True
+
+
+def _search(search: Search, claim: Claim, bench: Bench, *, withdraw: bool, spared: bool) -> Found | None:
+    for strict in (True, False):
+        found = search.find(claim.line(bench, strict=strict, withdraw=withdraw, spared=spared))
+        if found is not None and len(found.victims) <= search.round.policy.max_victims:
+            return found
+    return None
+
+
+@dataclass(slots=True)
+class Claim:
+    """What a request may take back, and from whom. ``sides``: by common ancestor (None = above all roots) the
+    asking branch, and whether it claims by its fair share only."""
+
+    round: Round
+    tree: QuotaTree
+    request: Request
+    need: Need
+    sides: dict[NodeId | None, tuple[NodeId, bool]]
+    sees_spared: bool = False
+
+    @classmethod
+    def of(cls, round_: Round, request: Request, need: Need) -> Claim | None:
+        """None where the request has no claim against anybody."""
+        flavour = need.flavour or ""
+        tree = round_.world.trees.get(flavour)
+        if tree is None or request.department_id not in tree.nodes or need.charge_milli <= 0:
+            return None
+        path = tree.path(request.department_id)
+        sides: dict[NodeId | None, tuple[NodeId, bool]] = {}
+        fair = round_.policy.rebalance
+        for index, side in enumerate(path):
+            common = path[index + 1] if index + 1 < len(path) else None
+            if common is None and len(tree.roots) == 1:
+                break
+            used = tree.counters[side].total + need.charge_milli
+            fair = fair and used <= round_.share(flavour, side)
+            if round_.policy.reclaim and used <= tree.guarantee(side):
+                sides[common] = (side, False)
+            elif fair:
+                sides[common] = (side, True)
+        return cls(round_, tree, request, need, sides) if sides else None
+
+    @property
+    def cause(self) -> tuple[EvictCause, str]:
+        """Cause and rule of the evictions: by guarantee where any side claims so."""
+        if any(not by_share for _, by_share in self.sides.values()):
+            return "reclaim", "owner_within_guarantee"
+        return "rebalance", "within_fair_share"
+
+    def line(self, bench: Bench, *, strict: bool, withdraw: bool, spared: bool) -> Iterator[Candidate]:
+        """Candidates in order. ``strict``: none that takes its branch below what is its own."""
+        return _Walk(self, bench, strict, withdraw, spared).run()
+
+    def common(self, department: NodeId) -> tuple[NodeId | None, list[NodeId]]:
+        """The common ancestor with another department, and that one's branch below it, leaf first."""
+        mine = set(self.tree.path(self.request.department_id))
+        branch: list[NodeId] = []
+        for step in self.tree.path(department):
+            if step in mine:
+                return step, branch
+            branch.append(step)
+        return None, branch
+
+    def figures(self, one: Candidate) -> dict[str, Any]:
+        """The sums that an eviction rests on, as they are before it."""
+        common, branch = self.common(one.department)
+        side, _ = self.sides[common]
+        giving, tree, flavour = branch[-1], self.tree, self.need.flavour or ""
+        return {
+            "flavour": flavour,
+            "requested": self.need.charge_milli,
+            "freed": one.charge,
+            "asking": side,
+            "asking_used": tree.counters[side].total,
+            "asking_guarantee": tree.guarantee(side),
+            "asking_share": int(self.round.share(flavour, side)),
+            "giving": giving,
+            "giving_used": tree.counters[giving].total,
+            "giving_guarantee": tree.guarantee(giving),
+            "giving_share": int(self.round.share(flavour, giving)),
+        }
+
+
+class _Walk:
+    """Candidates of a claim in order; ``left`` counts down what each branch would still use."""
+
+    def __init__(self, claim: Claim, bench: Bench, strict: bool, withdraw: bool, spared: bool) -> None:
+        self.claim, self.bench, self.tree = claim, bench, claim.tree
+        self.round, self.flavour = claim.round, claim.need.flavour or ""
+        self.strict, self.withdraw, self.spared = strict, withdraw, spared
+        self.left: dict[NodeId, int] = {}
+        self.branches: dict[int, tuple[list[NodeId], bool]] = {}
+        self.queues: dict[int, list[Candidate]] = {}
+
+    def run(self) -> Iterator[Candidate]:
+        self._gather()
+        yield from self._unbegun()
+        heap = [(self._key(department), department) for department in self.queues]
+        heapq.heapify(heap)
+        while heap:
+            key, department = heapq.heappop(heap)
+            now = self._key(department)
+            if now != key:
+                # Use only falls along the line: a stale key is too early.
+                heapq.heappush(heap, (now, department))
+                continue
+            one = self._next(department)
+            if one is not None:
+                yield one
+                heapq.heappush(heap, (self._key(department), department))
+
+    def _gather(self) -> None:
+        for department in self.bench.departments(self.flavour):
+            if department == self.claim.request.department_id or department not in self.tree.nodes:
+                continue
+            common, branch = self.claim.common(department)
+            side = self.claim.sides.get(common)
+            if side is None or not branch or any(not self._above(step, side[1], branch) for step in branch):
+                continue
+            self.branches[department] = (branch, side[1])
+            self.queues[department] = self.bench.of(self.flavour, department)[::-1]
+
+    def _own(self, step: NodeId, by_share: bool, branch: list[NodeId]) -> float:
+        """What is a branch's own against this claim: its guarantee, between borrowers also its fair share."""
+        own = float(self.tree.guarantee(step))
+        if by_share and step == branch[-1]:
+            own = max(own, self.round.share(self.flavour, step))
+        return own
+
+    def _use(self, step: NodeId) -> int:
+        return self.left.get(step, self.tree.counters[step].total)
+
+    def _above(self, step: NodeId, by_share: bool, branch: list[NodeId]) -> bool:
+        return self._use(step) > self._own(step, by_share, branch)
+
+    def _key(self, department: int) -> tuple[float, ...]:
+        branch, _ = self.branches[department]
+        ratios = []
+        for step in reversed(branch):
+            share = self.round.share(self.flavour, step)
+            ratios.append(-(self._use(step) / share) if share else float("-inf"))
+        return tuple(ratios)
+
+    def _unbegun(self) -> Iterator[Candidate]:
+        for department in sorted(self.queues):
+            queue = self.queues[department]
+            while queue and queue[-1].placed is not None:
+                one = queue.pop()
+                if self.withdraw and self._eligible(one):
+                    yield one
+
+    def _next(self, department: int) -> Candidate | None:
+        queue = self.queues[department]
+        while queue:
+            one = queue.pop()
+            if self._eligible(one):
+                return one
+        return None
+
+    def _eligible(self, one: Candidate) -> bool:
+        branch, by_share = self.branches[one.department]
+        for step in branch:
+            used, own = self._use(step), self._own(step, by_share, branch)
+            if used <= own or (self.strict and used - one.charge < own):
+                return False
+        if not self._allowed(one, branch, by_share):
+            return False
+        for step in branch:
+            self.left[step] = self._use(step) - one.charge
+        return True
+
+    def _allowed(self, one: Candidate, branch: list[NodeId], by_share: bool) -> bool:
+        request, running = self.claim.request, one.running
+        if running is None:
+            return True
+        if running.spared and not self.spared:
+            self.claim.sees_spared = True
+            return False
+        if self.bench.minimum.protects(running, request.department_id, self.tree, reclaim=True):
+            return False
+        margin = self.round.policy.displace_margin_permille
+        return all(
+            clear_of_turn(
+                request.displaced_by, step, self._use(step), self._own(step, by_share, branch), margin
+            )
+            for step in branch
+        )
