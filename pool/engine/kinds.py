@@ -13,15 +13,17 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pool.engine.fleet import Fleet, Floats, Ints
+from pool.engine.fleet import Fleet, Ints
 
 _SORT_SHIFT = 36
 _MILLI_SHIFT = 24
 _MILLI_MASK = (1 << (_SORT_SHIFT - _MILLI_SHIFT)) - 1
 _MIB_MASK = (1 << _MILLI_SHIFT) - 1
-_GROUPS = 64
+_GROUP_BITS = 6
 
 Key = tuple[int, ...]
+Host = tuple[int, int, int, int]
+"""Of a kind: free CPU, free memory, the node's CPU, the number of its cards."""
 T = TypeVar("T", bound=np.generic)
 
 
@@ -54,6 +56,8 @@ class Kinds:
         self.chassis: list[int] = []
         self.chassis_facts: list[tuple[int, int, int, int]] = []
         self.mig_rows: frozenset[int] = frozenset()
+        self.uniform = True
+        """Whether no node has ordinary cards of several sorts, so that its sums speak for each card."""
         self._describe()
         self._number: dict[Key, int] = {}
         self._fresh: list[Key] = []
@@ -62,16 +66,12 @@ class Kinds:
         self.mig: dict[int, tuple[MigCard, ...]] = {}
         """The split cards of the kinds that have some."""
         self.count = 0
-        self.milli: Floats = np.zeros((0, self.width))
-        self.mib: Floats = np.zeros((0, self.width))
-        self.sort: npt.NDArray[np.int32] = np.zeros((0, self.width), dtype=np.int32)
-        self.group: npt.NDArray[np.int32] = np.zeros((0, self.width), dtype=np.int32)
-        self.cpu: Floats = np.zeros(0)
-        self.memory: Floats = np.zeros(0)
-        self.total_cpu: Floats = np.zeros(0)
-        self.total_memory: Floats = np.zeros(0)
-        self.cards: Floats = np.zeros(0)
+        self.codes: Ints = np.zeros((0, self.width), dtype=np.int64)
+        """Codes of the ordinary cards, ascending from the end of the line; 0 is no card."""
         self.flavour: Ints = np.zeros(0, dtype=np.int64)
+        """Main flavour of the node."""
+        self.sort: Ints = np.zeros(0, dtype=np.int64)
+        """The sort of all ordinary cards of the node (0: it has none, or several)."""
 
     def _describe(self) -> None:
         fleet = self.fleet
@@ -82,11 +82,14 @@ class Kinds:
             groups: dict[int, int] = {}
             for card in range(first, last):
                 gpu, sort = fleet.cards[card], fleet.card_sort[card]
-                group = groups.setdefault(gpu.link_group, len(groups)) % _GROUPS
-                self.card_code.append((sort * _GROUPS + group) << _SORT_SHIFT if sort else -1)
+                group = min(groups.setdefault(gpu.link_group, len(groups)), (1 << _GROUP_BITS) - 1)
+                self.card_code.append((sort << _GROUP_BITS | group) << _SORT_SHIFT if sort else -1)
                 if gpu.mig and gpu.blocked is None:
                     split.add(row)
-            facts = (node.cpu_milli or 0, node.memory_mib or 0, last - first, fleet.node_flavour[row])
+            sorts = set(fleet.card_sort[first:last]) - {0}
+            self.uniform = self.uniform and len(sorts) <= 1
+            sort = sorts.pop() if len(sorts) == 1 else 0
+            facts = (node.cpu_milli or 0, last - first, fleet.node_flavour[row], sort)
             number = numbers.setdefault(facts, len(numbers))
             if number == len(self.chassis_facts):
                 self.chassis_facts.append(facts)
@@ -117,39 +120,48 @@ class Kinds:
             self.mig_cards.append(card)
         return -1 - number
 
-    def settle(self) -> range:
-        """Write the kinds met since the last call into the arrays; their numbers."""
+    def settle(self) -> tuple[int, list[Host]]:
+        """Write the kinds met since the last call into the arrays: the first number, and the hosts of all of them."""
         fresh, start = self._fresh, self.count
         if not fresh:
-            return range(start, start)
+            return start, []
         self._fresh = []
         self.count = end = start + len(fresh)
-        if end > len(self.cpu):
-            self._grow(max(64, 2 * end))
-        codes = np.zeros((len(fresh), self.width), dtype=np.int64)
-        for line, key in enumerate(fresh):
-            codes[line, : len(key) - 3] = key[3:]
-            if len(key) > 3 and key[3] < 0:
-                self.mig[start + line] = tuple(self.mig_cards[-1 - code] for code in key[3:] if code < 0)
-        codes = np.maximum(codes, 0)
-        lines = slice(start, end)
-        self.milli[lines] = codes >> _MILLI_SHIFT & _MILLI_MASK
-        self.mib[lines] = codes & _MIB_MASK
-        static = codes >> _SORT_SHIFT
-        self.sort[lines] = static // _GROUPS
-        self.group[lines] = static % _GROUPS
-        self.cpu[lines] = [key[1] for key in fresh]
-        self.memory[lines] = [key[2] for key in fresh]
-        facts = np.array([self.chassis_facts[key[0]] for key in fresh])
-        self.total_cpu[lines], self.total_memory[lines] = facts[:, 0], facts[:, 1]
-        self.cards[lines], self.flavour[lines] = facts[:, 2], facts[:, 3]
-        return range(start, end)
+        if end > len(self.flavour):
+            for name in ("codes", "flavour", "sort"):
+                setattr(self, name, grown(getattr(self, name), max(64, 2 * end)))
+        width, lines = self.width + 3, slice(start, end)
+        codes = np.array([(*(0,) * (width - len(key)), *key[3:]) for key in fresh], dtype=np.int64)
+        if self.mig_rows:
+            for number, key in enumerate(fresh, start):
+                if len(key) > 3 and key[3] < 0:
+                    self.mig[number] = tuple(self.mig_cards[-1 - code] for code in key[3:] if code < 0)
+            np.maximum(codes, 0, out=codes)
+        self.codes[lines] = codes
+        facts = [self.chassis_facts[key[0]] for key in fresh]
+        self.flavour[lines] = [fact[2] for fact in facts]
+        self.sort[lines] = [fact[3] for fact in facts]
+        return start, [(key[1], key[2], fact[0], fact[1]) for key, fact in zip(fresh, facts, strict=True)]
 
-    def _grow(self, size: int) -> None:
-        for name in (
-            "milli", "mib", "sort", "group", "cpu", "memory", "total_cpu", "total_memory", "cards", "flavour",
-        ):  # fmt: skip
-            setattr(self, name, grown(getattr(self, name), size))
+
+def milli_of(codes: Ints) -> Ints:
+    """Free milli of cards by their codes."""
+    return codes >> _MILLI_SHIFT & _MILLI_MASK
+
+
+def mib_of(codes: Ints) -> Ints:
+    """Free memory of cards by their codes."""
+    return codes & _MIB_MASK
+
+
+def sort_of(codes: Ints) -> Ints:
+    """Sorts of cards by their codes."""
+    return codes >> (_SORT_SHIFT + _GROUP_BITS)
+
+
+def group_of(codes: Ints) -> Ints:
+    """Link groups of cards by their codes, numbered within the node."""
+    return codes >> _SORT_SHIFT & (1 << _GROUP_BITS) - 1
 
 
 def grown(old: npt.NDArray[T], size: int) -> npt.NDArray[T]:

@@ -16,9 +16,9 @@ import numpy as np
 from pool.engine.fit import Need, gpu_refusal, host_share
 from pool.engine.fleet import AMPLE, Floats
 from pool.engine.gang import choose
-from pool.engine.model import WHOLE, Member, Request, Slice, Span, Take
+from pool.engine.model import Member, Request, Slice, Span, Take
 from pool.engine.price import UNIT
-from pool.engine.score import Work, fraction_rank, mig_rank
+from pool.engine.score import Costs, Work, fraction_rank, mig_rank
 from pool.engine.state import ALL, GpuState, NodeState, PoolState, View, room
 
 NO_DATA = 20 * UNIT
@@ -54,56 +54,63 @@ def find_among(
     """
     kinds = state.kinds(view)
     offset = _offset(state, request)
-    spare = _scarcity(state) if scarcity and len(needs) > 1 else None
-    best: tuple[float, int, list[int], Need, Work] | None = None
-    for number, (work, group) in enumerate(_works(state, request, needs)):
-        cost = state.scorer.costs(work).over(kinds)
-        if offset is not None:
-            cost = cost + offset
-        if spare is not None:
-            cost = cost + spare * (group[0].milli * request.per_node)
+    pressed = _scarcity(state) if scarcity and len(needs) > 1 else None
+    best: tuple[float, list[int], Need, Costs] | None = None
+    for costs, group in _works(state, request, needs):
+        cost = costs.over(kinds) + offset
+        if pressed is not None:
+            amount = group[0].milli * request.per_node
+            cost += np.array([amount * rate for rate in pressed]).take(state.fleet.flavour_of_node)
         if request.nodes == 1:
             rows = [int(cost.argmin())] if len(cost) else []
         else:
             rows = choose(state.fleet, cost, request) or []
-        total = float(sum(cost[row] for row in rows))
-        if rows and total < _INF and (best is None or (-len(rows), total) < (-len(best[2]), best[0])):
-            need = group[0] if len(group) == 1 else _need_on(state, rows[0], group)
-            best = (total, number, rows, need, work)
+        total = sum(cost.item(row) for row in rows)
+        if rows and total < _INF and (best is None or (-len(rows), total) < (-len(best[1]), best[0])):
+            best = (total, rows, group[0] if len(group) == 1 else _need_on(state, rows[0], group), costs)
     if best is None:
         return None
-    _, _, rows, need, work = best
+    _, rows, need, costs = best
     members = tuple(
-        _member(state, view, request, need, work, number, row, int(kinds[row]))
+        _member(state, view, request, need, costs, number, row, int(kinds[row]))
         for number, row in enumerate(rows)
     )
     return Found(need, members)
 
 
-def _works(state: PoolState, request: Request, needs: Sequence[Need]) -> list[tuple[Work, list[Need]]]:
-    """The works that stand for a request on its flavours. Flavours that need the same amounts are judged as one,
+def _works(state: PoolState, request: Request, needs: Sequence[Need]) -> list[tuple[Costs, list[Need]]]:
+    """The costs that stand for a request on its flavours. Flavours that need the same amounts are judged as one,
     where a node has cards of one flavour only and any of them may take the whole request."""
-    apart = request.nodes > 1 or state.fleet.mixed
-    groups: dict[Hashable, list[Need]] = {}
-    for need in needs:
-        groups.setdefault((need.milli, need.share_mib, need.flavour if apart else None), []).append(need)
-    return [(_work(request, group), group) for group in groups.values()]
+    scorer, apart = state.scorer, request.nodes > 1 or state.fleet.mixed
+    key = (
+        request.shape, request.per_node, apart, request.profile, request.cpu_milli, request.memory_mib,
+        request.min_gpu_mib, request.job_class in LATENCY_CLASSES,
+        *[(need.flavour, need.milli, need.share_mib, need.charge_milli) for need in needs],
+    )  # fmt: skip
+    found: list[tuple[Costs, list[Need]]] | None = scorer.works.get(key)
+    if found is None:
+        groups: dict[Hashable, list[Need]] = {}
+        for need in needs:
+            groups.setdefault((need.milli, need.share_mib, need.flavour if apart else None), []).append(need)
+        found = [(scorer.costs(_work(request, group)), group) for group in groups.values()]
+        scorer.works[key] = found
+    return found
 
 
 def _work(request: Request, needs: Sequence[Need]) -> Work:
-    gpu = request.shape != "cpu"
+    """What a kind of node is judged by; amounts that the shape does not use are 0."""
+    shape = request.shape
+    flavours = frozenset(need.flavour for need in needs if need.flavour is not None)
     return Work(
-        flavours=frozenset(need.flavour for need in needs if need.flavour is not None)
-        if gpu
-        else frozenset(),
-        shape=request.shape,
-        count=request.per_node if gpu else 0,
-        milli=needs[0].milli if gpu else 0,
-        mib=needs[0].share_mib if request.shape == "fraction" else 0,
-        profile=request.profile if request.shape == "mig" else "",
+        flavours=flavours if shape != "cpu" else frozenset(),
+        shape=shape,
+        count=request.per_node if shape != "cpu" else 0,
+        milli=needs[0].milli if shape in ("whole", "fraction") else 0,
+        mib=needs[0].share_mib if shape == "fraction" else 0,
+        profile=request.profile if shape == "mig" else "",
         cpu=request.cpu_milli,
         memory=request.memory_mib,
-        min_gpu_mib=request.min_gpu_mib if gpu else 0,
+        min_gpu_mib=request.min_gpu_mib if shape != "cpu" else 0,
         spread=request.job_class in LATENCY_CLASSES,
     )
 
@@ -114,8 +121,8 @@ def _need_on(state: PoolState, row: int, needs: Sequence[Need]) -> Need:
     return next(need for need in needs if need.flavour == here)
 
 
-def _offset(state: PoolState, request: Request) -> Floats | None:
-    """What each node costs a request beside the loss of room: infinite where it may not go. None: nothing."""
+def _offset(state: PoolState, request: Request) -> Floats:
+    """What each node costs a request beside the loss of room: infinite where it may not go."""
     fleet = state.fleet
     key = (
         fleet.eligibility_key(request), request.datasets if request.stage_datasets else (), request.shape == "cpu",
@@ -132,8 +139,9 @@ def _offset(state: PoolState, request: Request) -> Floats | None:
     return found
 
 
-def _scarcity(state: PoolState) -> Floats | None:
-    """What one milli-GPU costs on each node for the scarcity of its model; None where no demand is tied.
+def _scarcity(state: PoolState) -> list[float] | None:
+    """What one milli-GPU of each flavour costs for the scarcity of its model (the last entry: of a node without
+    cards); None where no demand is tied.
 
     r_k = (share of the demand that is tied to model k) · (all free) / (free of k); an unconstrained ask pays
     min(r_k, 5)³ per GPU.
@@ -141,10 +149,8 @@ def _scarcity(state: PoolState) -> Floats | None:
     rates = scarcity_rates(state)
     if not rates:
         return None
-    fleet = state.fleet
-    pressed = [min(rates.get(flavour, 0.0), SCARCITY_CAP) for flavour in fleet.flavours]
-    per_flavour = [float(round(rate * rate * rate * UNIT / 1000)) for rate in pressed]
-    return np.array([*per_flavour, 0.0])[fleet.flavour_of_node]
+    pressed = [min(rates.get(flavour, 0.0), SCARCITY_CAP) for flavour in state.fleet.flavours]
+    return [*(float(round(rate * rate * rate * UNIT / 1000)) for rate in pressed), 0.0]
 
 
 def scarcity_rates(state: PoolState) -> dict[str, float]:
@@ -171,75 +177,70 @@ def scarcity(state: PoolState, demand: Mapping[str, int], flavour: str) -> float
 
 
 def _member(
-    state: PoolState, view: View, request: Request, need: Need, work: Work, number: int, row: int, kind: int
+    state: PoolState, view: View, request: Request, need: Need, costs: Costs, number: int, row: int, kind: int
 ) -> Member:
     node = state.fleet.nodes[row]
-    cpu, memory = host_share(node, request)
-    free_cpu, free_memory = max(0, state.cpu[row]), max(0, state.memory[row])
-    limit = view.host.get(node.id)
-    if limit is not None:
-        free_cpu, free_memory = max(0, min(free_cpu, limit[0])), max(0, min(free_memory, limit[1]))
-    return Member(
-        number=number,
-        node_id=node.id,
-        cpu_milli=min(cpu, free_cpu) if state.cpu[row] < AMPLE else request.cpu_milli,
-        memory_mib=min(memory, free_memory) if state.memory[row] < AMPLE else request.memory_mib,
-        takes=tuple(_takes(state, view, request, need, work, row, kind)),
-    )
+    cpu, memory = request.cpu_milli, request.memory_mib
+    if not cpu or not memory:
+        free_cpu, free_memory = max(0, state.cpu[row]), max(0, state.memory[row])
+        limit = view.host.get(node.id)
+        if limit is not None:
+            free_cpu, free_memory = max(0, min(free_cpu, limit[0])), max(0, min(free_memory, limit[1]))
+        share = host_share(node, request)
+        cpu = cpu or (min(share[0], free_cpu) if state.cpu[row] < AMPLE else 0)
+        memory = memory or (min(share[1], free_memory) if state.memory[row] < AMPLE else 0)
+    return Member(number, node.id, cpu, memory, _takes(state, view, request, need, costs, row, kind))
 
 
 def _takes(
-    state: PoolState, view: View, request: Request, need: Need, work: Work, row: int, kind: int
-) -> list[Take]:
+    state: PoolState, view: View, request: Request, need: Need, costs: Costs, row: int, kind: int
+) -> tuple[Take, ...]:
     if request.shape == "cpu":
-        return []
+        return ()
     if request.shape == "mig":
         return _slice_takes(state, view, request, need, row)
-    cards = _cards(state, view, request, need, row)
+    cards, all_cards = _cards(state, view, need, costs, row), state.fleet.cards
     if request.shape == "whole":
-        return [
-            Take(state.fleet.cards[card].id, (WHOLE,), 1000, 0) for card, _ in _linked(state, cards, request)
-        ]
+        return tuple([Take(all_cards[card].id, ALL, 1000, 0) for card, _ in _linked(state, cards, request)])
     if request.per_node == 1:
-        wanted = state.scorer.costs(work).card_on(kind)
+        wanted = costs.card_on(kind)
         chosen = [next(one for one in cards if room(one[1]) == wanted)]
     else:
-        rank = fraction_rank(state.scorer.prices, np.array([room(free) for _, free in cards]), work)
-        order = np.argsort(rank, kind="stable")[: request.per_node]
-        chosen = [cards[place] for place in order]
-    return [
-        Take(state.fleet.cards[card].id, spans_for(free, need.milli), need.milli, need.share_mib)
-        for card, free in chosen
-    ]
+        milli = np.array([room(free) for _, free in cards])
+        order = np.argsort(fraction_rank(state.scorer.prices, milli, costs.work), kind="stable")
+        chosen = [cards[place] for place in order[: request.per_node]]
+    return tuple(
+        [
+            Take(all_cards[card].id, spans_for(free, need.milli), need.milli, need.share_mib)
+            for card, free in chosen
+        ]
+    )
 
 
 Card = tuple[int, tuple[Span, ...]]
 
 
-def _cards(state: PoolState, view: View, request: Request, need: Need, row: int) -> list[Card]:
-    """Cards of a node (by row) with room for one card or fraction of the request, and their free spans."""
-    fleet = state.fleet
+def _cards(state: PoolState, view: View, need: Need, costs: Costs, row: int) -> list[Card]:
+    """Cards of a node (by row) with room for one card or fraction of the work, and their free spans."""
+    fleet, milli, sort = state.fleet, state.milli, state.fleet.card_sort
     found: list[Card] = []
     for card in range(fleet.first[row], fleet.first[row + 1]):
-        milli = state.milli[card]
-        if milli < need.milli or gpu_refusal(fleet.cards[card], request, need.flavour or "") is not None:
+        if milli[card] < need.milli or not costs.allowed[sort[card]] or state.free_mib[card] < costs.work.mib:
             continue
         free = state.free[card]
-        held = view.spans.get(fleet.cards[card].id)
-        if held is not None:
+        if view.spans and fleet.cards[card].id in view.spans:
             free = view.free(GpuState(state, card))
-            milli = room(free)
-        if request.shape == "fraction":
-            if milli >= need.milli and state.free_mib[card] >= need.share_mib:
-                found.append((card, free))
-        elif free == ALL:
-            found.append((card, free))
+            if room(free) < need.milli:
+                continue
+        found.append((card, free))
     return found
 
 
 def _linked(state: PoolState, cards: Sequence[Card], request: Request) -> list[Card]:
     """Cards of as few link groups as possible; the smallest group that suffices."""
     count = request.per_node
+    if count == len(cards) or not state.scorer.linked:
+        return list(cards[:count])
     groups: dict[int, list[Card]] = {}
     for one in cards:
         groups.setdefault(state.fleet.cards[one[0]].link_group, []).append(one)
@@ -250,7 +251,7 @@ def _linked(state: PoolState, cards: Sequence[Card], request: Request) -> list[C
     return [card for group in ordered for card in group][:count]
 
 
-def _slice_takes(state: PoolState, view: View, request: Request, need: Need, row: int) -> list[Take]:
+def _slice_takes(state: PoolState, view: View, request: Request, need: Need, row: int) -> tuple[Take, ...]:
     fleet = state.fleet
     ranked: list[tuple[tuple[bool, int, int], int, list[Slice]]] = []
     for card in range(fleet.first[row], fleet.first[row + 1]):
@@ -262,9 +263,9 @@ def _slice_takes(state: PoolState, view: View, request: Request, need: Need, row
                 ranked.append((rank, card, [one for one in free if one.profile == request.profile]))
     ranked.sort(key=lambda one: one[:2])
     chosen = [(card, one) for _, card, free in ranked for one in free][: request.per_node]
-    return [
+    return tuple(
         Take(fleet.cards[card].id, (one.span,), need.milli, one.memory_mib, one.id) for card, one in chosen
-    ]
+    )
 
 
 def spans_for(free: Sequence[Span], milli: int) -> tuple[Span, ...]:

@@ -114,13 +114,20 @@ def replay_nodes(
     """Place the tasks in their order. ``clock`` (seconds) times each decision; it never influences one."""
     fleet = Fleet(nodes)
     state = PoolState(fleet, mix=history if history is not None else with_prior({}))
+    state.prepare()
+    asks: dict[tuple[TaskClass, int], Ask] = {}
     arrived: Counter[TaskClass] = Counter()
     total, relearn_at = 0, float(RELEARN_AFTER)
-    for number, task in enumerate(tasks):
+    for task in tasks:
+        key = (task.kind, task.memory_mib)
+        if key not in asks:
+            asks[key] = ask_of(task, fleet.flavours)
+        request, needs = asks[key]
         began = clock()
-        members = place(state, number, task)
-        if members:
-            state.take(members[0])
+        found = find_among(state, state.view(None), request, needs)
+        members = () if found is None else found.members
+        for member in members:
+            state.take(member)
         elapsed = clock() - began
         yield _decision(fleet, task, members, elapsed)
         if history is None:
@@ -131,25 +138,26 @@ def replay_nodes(
                 state.relearn(with_prior(arrived))
 
 
-def place(state: PoolState, number: int, task: Task) -> tuple[Member, ...]:
-    """Members for a task by the product's placement, empty where nothing fits."""
+Ask = tuple[Request, list[Need]]
+
+
+def ask_of(task: Task, models: Sequence[str]) -> Ask:
+    """A task as a request of the product, with its need on each model that it may use."""
     fraction = 0 < task.milli < 1000
+    flavours = (task.models or tuple(models)) if task.gpus else ()
     request = Request(
-        id=number,
+        id=0,
         department_id=0,
-        flavours=task.models or tuple(state.fleet.flavours),
+        flavours=flavours,
         shape="cpu" if not task.gpus else "fraction" if fraction else "whole",
         per_node=task.gpus,
         milli=task.milli if fraction else 0,
         cpu_milli=task.cpu_milli,
         memory_mib=task.memory_mib,
     )
-    amount = task.milli * task.gpus
     mib = CARD_MIB * task.milli // 1000 if fraction else 0
-    flavours: Sequence[str | None] = request.flavours if task.gpus else (None,)
-    needs = [Need(flavour, task.milli, mib, amount) for flavour in flavours]
-    found = find_among(state, state.view(None), request, needs)
-    return () if found is None else found.members
+    needs = [Need(flavour, task.milli, mib, task.milli * task.gpus) for flavour in flavours]
+    return request, needs or [Need(None, 0, 0, 0)]
 
 
 def _decision(fleet: Fleet, task: Task, members: tuple[Member, ...], seconds: float) -> Decision:

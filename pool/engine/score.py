@@ -20,14 +20,14 @@ Fragmentation Gradient Descent" (USENIX ATC 2023), capped by host CPU.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pool.engine.fleet import AMPLE, Bools, Fleet, Floats, Ints
-from pool.engine.kinds import Kinds, MigCard, grown
+from pool.engine.kinds import Kinds, MigCard, group_of, grown, mib_of, milli_of, sort_of
 from pool.engine.mix import PRIOR, main_classes, tied_demand
 from pool.engine.model import Mix
 from pool.engine.price import CARD, UNIT, price_table
@@ -41,6 +41,11 @@ BUSY_CARD = 2 * UNIT // CARD
 BUSY_NODE = UNIT // 2
 OPENED_MIG_CARD = UNIT
 FREE_MIG_SLICE = UNIT // 100
+CPU, MEMORY, FULL, MOST, VALUE, ORDER, FREE, NODE_CPU, CARDS, CLASSES = range(10)
+LIMITS = 4
+"""The first columns of a kind's facts: free CPU, free memory, cards wholly free, the largest free share."""
+_MISSING = -1e18
+_FEW = 48
 _FREQUENCY = UNIT // CARD
 """Frequencies are in this many parts: times a share in milli they give nano-GPU."""
 _NO_CAP = 1e9
@@ -84,71 +89,83 @@ class Scorer:
         """Sets of flavours that work is tied to, with its milli-GPU out of ``demand_milli``."""
         self.prices: Floats = price_table(demand).astype(float)
         self._weigh(self.mix)
-        self._linked = any(gpu.link_group != fleet.cards[0].link_group for gpu in fleet.cards)
-        self.fitting: Floats = np.zeros((0, len(self.sizes)))
-        self.usable: Floats = np.zeros((0, len(self.sizes)))
-        self.pattern: Floats = np.zeros(0)
-        self.free: Floats = np.zeros(0)
-        self.value: Floats = np.zeros(0)
+        self.works: dict[Hashable, Any] = {}
+        """Works of requests of one sort; kept by ``placement``."""
+        self.linked = any(gpu.link_group != fleet.cards[0].link_group for gpu in fleet.cards)
+        self.facts: Floats = np.zeros((0, CLASSES + len(self._cpu)))
+        """One line per kind: columns as named above, then the milli usable for each class of the mix."""
+        self._loss: dict[int, Floats] = {}
         self._costs: dict[Work, Costs] = {}
 
     def _weigh(self, mix: Mix) -> None:
-        """The classes of the mix as arrays, and how frequent each is on each flavour."""
-        merged: dict[tuple[int, int, int], list[int]] = {}
+        """The classes of the mix as arrays, those of one card first, and how frequent each is on each flavour."""
+        merged: dict[tuple[int, float, int], list[int]] = {}
         number = {flavour: index for index, flavour in enumerate(self.fleet.flavours)}
-        for one, count in main_classes(mix):
-            row = merged.setdefault((one.cpu_milli, one.per_node, one.milli), [0] * (len(number) + 1))
+        for one, times in main_classes(mix):
+            # Several fractions of one request are judged one by one, each with its part of the CPU.
+            several = one.per_node if one.milli < CARD else 1
+            key = (one.per_node // several, one.cpu_milli / several, one.milli)
+            row = merged.setdefault(key, [0] * (len(number) + 1))
             for flavour, index in number.items():
                 if not one.flavours or flavour in one.flavours:
-                    row[index] += count
+                    row[index] += times * several
         keys = sorted(merged)
-        self.class_cpu: Floats = np.array([key[0] for key in keys], dtype=float)
-        self.class_count: Floats = np.array([key[1] for key in keys], dtype=float)
+        count = np.array([key[0] for key in keys], dtype=float)
+        cpu = np.array([key[1] for key in keys], dtype=float)
         milli = np.array([key[2] for key in keys], dtype=float)
-        self.sizes: Floats = np.unique(milli)
-        self.class_size: Ints = np.searchsorted(self.sizes, milli)
         counts = np.array([merged[key] for key in keys], dtype=float).reshape(len(keys), len(number) + 1)
-        total = np.maximum(counts.sum(axis=0), 1)
-        self.weight: Floats = np.rint(counts / total * _FREQUENCY).T.copy()
+        self.weight: Floats = np.rint(counts / np.maximum(counts.sum(axis=0), 1) * _FREQUENCY).T.copy()
         """[flavour, class]: frequency in parts of ``_FREQUENCY`` among the classes that may use the flavour."""
-        asks_cpu = self.class_cpu > 0
-        self._fed: Floats = np.where(
-            asks_cpu, CPU_CAP * milli * self.class_count / np.where(asks_cpu, self.class_cpu, 1.0), 0.0
-        )
-        self._unfed: Floats = np.where(asks_cpu, 0.0, _NO_CAP)
-        shares = np.arange(CARD + 1, dtype=float)
-        self._fits_of: Floats = (shares[:, None] >= self.sizes[None, :]).astype(float)
-        self._usable_of: Floats = self._fits_of * shares[:, None]
+        self._cpu: Floats = cpu
+        self._fed: Floats = np.where(cpu > 0, CPU_CAP * milli * count / np.where(cpu > 0, cpu, 1.0), 0.0)
+        self._unfed: Floats = np.where(cpu > 0, 0.0, _NO_CAP)
+        self._cards_free: Floats = np.where(count > 1, count, 0.0)
+        """Cards that must be wholly free for a class of several cards to be usable at all."""
+        shares = np.arange(CARD + 1, dtype=float)[:, None]
+        self.usable_of: Floats = np.where(shares >= np.where(count > 1, CARD, milli), shares, 0.0)
+        """[share, class]: what of a share is usable for the class."""
 
     def settle(self) -> None:
-        """Value the kinds met since the last call."""
-        fresh = self.kinds.settle()
-        if not fresh:
+        """Judge the kinds met since the last call."""
+        start, hosts = self.kinds.settle()
+        if not hosts:
             return
-        if len(self.value) < len(self.kinds.cpu):
-            for name in ("fitting", "usable", "pattern", "free", "value"):
-                setattr(self, name, grown(getattr(self, name), len(self.kinds.cpu)))
-        lines = slice(fresh.start, fresh.stop)
-        milli = self.kinds.milli[lines].astype(np.int64)
-        self.fitting[lines] = self._fits_of[milli].sum(axis=1)
-        self.usable[lines] = self._usable_of[milli].sum(axis=1)
-        self.pattern[lines] = self.prices[milli].sum(axis=1)
-        self.free[lines] = milli.sum(axis=1)
-        self.value[lines] = self._value(
-            self.fitting[lines], self.usable[lines], self.pattern[lines], self.kinds.cpu[lines],
-            self.kinds.flavour[lines],
-        )  # fmt: skip
+        if len(self.facts) < len(self.kinds.flavour):
+            self.facts = grown(self.facts, len(self.kinds.flavour))
+        end = start + len(hosts)
+        milli = milli_of(self.kinds.codes[start:end])
+        usable: Floats = self.usable_of.take(milli, axis=0).sum(axis=1)
+        full = (milli == CARD).sum(axis=1)
+        free, most = milli.sum(axis=1), milli.max(axis=1)
+        host = np.array(hosts, dtype=float)
+        cpu = host[:, 0]
+        facts = self.facts[start:end]
+        facts[:, CPU], facts[:, MEMORY], facts[:, NODE_CPU], facts[:, CARDS] = host.T
+        facts[:, FULL], facts[:, MOST], facts[:, FREE], facts[:, CLASSES:] = full, most, free, usable
+        order = PER_FREE_MILLI * free + PER_FREE_CPU * np.where(cpu < _UNKNOWN, cpu, 0.0)
+        facts[:, VALUE] = self.usefulness(usable, facts[:, FULL], cpu, self.kinds.flavour[start:end])
+        facts[:, ORDER] = order
 
-    def _value(self, fitting: Floats, usable: Floats, pattern: Floats, cpu: Floats, flavour: Ints) -> Floats:
-        """30 · P + U of some node states, one per line."""
+    def usefulness(self, usable: Floats, full: Floats, cpu: Floats, flavour: Ints) -> Floats:
+        """U of some node states, one per line."""
         cpu = cpu[:, None]
-        capped: Floats = np.floor(self._fed * cpu)
+        capped: Floats = self._fed * cpu
+        np.floor(capped, out=capped)
         capped += self._unfed
-        np.minimum(capped, usable[:, self.class_size], out=capped)
-        capped *= (fitting[:, self.class_size] >= self.class_count) & (cpu >= self.class_cpu)
-        capped *= self.weight[flavour]
-        value: Floats = PATTERN * pattern + capped.sum(axis=1)
+        np.minimum(capped, usable, out=capped)
+        fits = cpu >= self._cpu
+        fits &= full[:, None] >= self._cards_free
+        capped *= fits
+        value: Floats = np.einsum("ij,ij->i", capped, self.weight.take(flavour, axis=0))
         return value
+
+    def fraction_loss(self, milli: int) -> Floats:
+        """[share before, class]: change of the usable part of a card when ``milli`` of it is taken."""
+        found = self._loss.get(milli)
+        if found is None:
+            found = self._loss[milli] = np.zeros_like(self.usable_of)
+            found[milli:] = self.usable_of[: CARD + 1 - milli] - self.usable_of[milli:]
+        return found
 
     def costs(self, work: Work) -> Costs:
         """The costs of a work on all kinds; kept for the life of the scorer."""
@@ -157,49 +174,41 @@ class Scorer:
             found = self._costs[work] = Costs(self, work)
         return found
 
-    def allowed_sorts(self, work: Work) -> Bools:
-        """Which sorts of cards a work may be put on."""
-        return np.array(
-            [
-                sort > 0 and flavour in work.flavours and memory >= work.min_gpu_mib
-                for sort, (flavour, memory) in enumerate(self.fleet.sorts)
-            ]
-        )
-
-    def crosses_links(self, fits: Bools, group: npt.NDArray[np.int32], count: int) -> Bools:
-        """Whether ``count`` fitting cards of a node cannot be of one link group."""
-        if not self._linked or count < 2:
-            return np.zeros(len(fits), dtype=bool)
-        best = np.zeros(len(fits), dtype=np.int64)
-        for number in np.unique(group[fits]):
-            np.maximum(best, (fits & (group == number)).sum(axis=1), out=best)
-        return best < count
-
 
 class Costs:
     """What one work costs on each kind (infinite where it does not fit), worked out when first needed."""
 
     def __init__(self, scorer: Scorer, work: Work) -> None:
         self.scorer, self.work = scorer, work
-        self._allowed = scorer.allowed_sorts(work)
-        self._cost: Floats = np.full(0, -1.0)
-        self._card: npt.NDArray[np.int16] = np.zeros(0, dtype=np.int16)
+        self.allowed: list[bool] = [
+            sort > 0 and flavour in work.flavours and memory >= work.min_gpu_mib
+            for sort, (flavour, memory) in enumerate(scorer.fleet.sorts)
+        ]
+        """Which sorts of cards the work may be put on."""
+        self._allowed: Bools = np.array(self.allowed)
+        self._anywhere = work.shape == "cpu" or not scorer.kinds.uniform or bool(self._allowed[1:].all())
+        whole, fraction = work.shape == "whole", work.shape == "fraction"
+        self._least: Floats = np.array(
+            [work.cpu, work.memory, work.count if whole else 0, work.milli if fraction else 0], dtype=float
+        )
+        self._cost: Floats = np.zeros(0)
+        self._card: Ints = np.zeros(0, dtype=np.int64)
 
     def over(self, kinds: Ints) -> Floats:
         """The cost on each of these kinds."""
         scorer = self.scorer
         scorer.settle()
-        if len(self._cost) < len(scorer.value):
+        if len(self._cost) < len(scorer.facts):
             known = len(self._cost)
             self._cost, self._card = (
-                grown(self._cost, len(scorer.value)),
-                grown(self._card, len(scorer.value)),
+                grown(self._cost, len(scorer.facts)),
+                grown(self._card, len(scorer.facts)),
             )
-            self._cost[known:] = -1.0
+            self._cost[known:] = _MISSING
         costs: Floats = self._cost.take(kinds)
-        missing = costs < 0
-        if missing.any():
-            self._work_out(np.unique(kinds[missing]))
+        missing = kinds[costs == _MISSING]
+        if len(missing):
+            self._work_out(np.unique(missing) if len(missing) > _FEW else missing)
             costs = self._cost.take(kinds)
         return costs
 
@@ -209,117 +218,112 @@ class Costs:
 
     def _work_out(self, ids: Ints) -> None:
         self._cost[ids] = _INF
-        if self.work.shape == "mig":
+        work, scorer = self.work, self.scorer
+        if work.shape == "mig":
             for kind in ids.tolist():
-                self._cost[kind] = self._mig_cost(self.scorer.kinds.mig.get(kind, ()))
+                self._cost[kind] = self._mig_cost(scorer.kinds.mig.get(kind, ()))
             return
-        kinds, work = self.scorer.kinds, self.work
-        fits = self._fits(ids)
-        able = (
-            (fits.sum(axis=1) >= work.count)
-            & (kinds.cpu[ids] >= work.cpu)
-            & (kinds.memory[ids] >= work.memory)
-        )
-        if not able.any():
+        facts = scorer.facts.take(ids, axis=0)
+        able = (facts[:, :LIMITS] >= self._least).all(axis=1)
+        if not self._anywhere:
+            able &= self._allowed.take(scorer.kinds.sort.take(ids))
+        ids, facts = ids[able], facts[able]
+        if not len(ids):
             return
-        ids, fits = ids[able], fits[able]
-        if work.shape == "fraction" and work.count == 1:
-            self._one_fraction(ids, fits)
-        elif work.shape == "fraction":
-            self._fractions(ids, fits)
-        else:
-            self._whole(ids, fits)
-
-    def _fits(self, ids: Ints) -> Bools:
-        """Which cards of the kinds have room for one card or fraction of the work."""
-        kinds, work = self.scorer.kinds, self.work
-        fits = self._allowed[kinds.sort[ids]] & (kinds.milli[ids] >= max(1, work.milli))
+        if work.shape == "cpu" or (work.shape == "whole" and scorer.kinds.uniform and not scorer.linked):
+            self._whole(ids, facts)
+            return
+        codes = scorer.kinds.codes.take(ids, axis=0)
+        milli = milli_of(codes)
+        fits = milli >= work.milli
+        if not scorer.kinds.uniform:
+            fits &= self._allowed.take(sort_of(codes))
         if work.shape == "fraction":
-            fits &= kinds.mib[ids] >= work.mib
-        return fits
-
-    def _cpu_left(self, ids: Ints) -> Floats:
-        """Host CPU left on each kind: after what was asked, or after the node's share by whole cards."""
-        kinds, work = self.scorer.kinds, self.work
-        free = kinds.cpu[ids]
-        if work.cpu:
-            return free - work.cpu
-        if work.shape != "whole":
-            return free
-        part = np.minimum(work.count, kinds.cards[ids])
-        return np.maximum(
-            0.0, free - np.floor(kinds.total_cpu[ids] * part / np.maximum(1.0, kinds.cards[ids]))
-        )
-
-    def _price(
-        self, ids: Ints, fitting: Floats, usable: Floats, pattern: Floats, cpu: Floats, taken: float
-    ) -> Floats:
-        """The cost of leaving kinds in the state given by the other arguments, ``taken`` milli taken."""
-        scorer, kinds = self.scorer, self.scorer.kinds
-        cost = scorer.value[ids] - scorer._value(fitting, usable, pattern, cpu, kinds.flavour[ids])
-        free, size = scorer.free[ids], np.maximum(1.0, CARD * kinds.cards[ids])
-        if self.work.spread:
-            cost += np.rint(BUSY_NODE * (1 - free / size))
+            fits &= mib_of(codes) >= work.mib
+        if work.shape == "fraction" and work.count == 1:
+            self._one_fraction(ids, facts, milli, fits)
+            return
+        able = fits.sum(axis=1) >= work.count
+        ids, facts, codes, milli, fits = ids[able], facts[able], codes[able], milli[able], fits[able]
+        if work.shape == "fraction":
+            self._fractions(ids, facts, milli, fits)
         else:
-            cost += PER_FREE_MILLI * (free - taken)
-            cost += PER_FREE_CPU * np.where(cpu < _UNKNOWN, cpu, 0.0)
+            self._whole(ids, facts)
+            if scorer.linked and work.count > 1:
+                self._cost[ids] += LINK * self._crosses_links(group_of(codes), fits)
+
+    def _price(self, ids: Ints, facts: Floats, lost: Floats | float, taken: int) -> Floats:
+        """The cost of leaving kinds as ``facts`` say now: ``lost`` of the pattern value and ``taken`` milli gone.
+
+        Columns of what is usable and wholly free are as they are afterwards, the others as before.
+        """
+        scorer, work = self.scorer, self.work
+        cpu = facts[:, CPU]
+        if work.cpu:
+            cpu = cpu - work.cpu
+        elif work.shape == "whole":
+            part = np.minimum(work.count, facts[:, CARDS])
+            share = np.floor(facts[:, NODE_CPU] * part / np.maximum(1.0, facts[:, CARDS]))
+            cpu = np.maximum(0.0, cpu - share)
+        flavour = scorer.kinds.flavour.take(ids)
+        cost: Floats = facts[:, VALUE] - scorer.usefulness(facts[:, CLASSES:], facts[:, FULL], cpu, flavour)
+        cost += PATTERN * lost
+        if work.spread:
+            cost += np.rint(BUSY_NODE * (1 - facts[:, FREE] / np.maximum(1.0, CARD * facts[:, CARDS])))
+        else:
+            cost += facts[:, ORDER]
+            cost -= PER_FREE_MILLI * taken + PER_FREE_CPU * work.cpu
         return cost
 
-    def _whole(self, ids: Ints, fits: Bools) -> None:
-        scorer, work = self.scorer, self.work
-        count = work.count if work.shape == "whole" else 0
-        cost = self._price(
-            ids,
-            scorer.fitting[ids] - count * scorer._fits_of[CARD],
-            scorer.usable[ids] - count * scorer._usable_of[CARD],
-            scorer.pattern[ids] - count * scorer.prices[CARD],
-            self._cpu_left(ids),
-            CARD * count,
-        )
-        cost += LINK * scorer.crosses_links(fits, scorer.kinds.group[ids], count)
-        self._cost[ids] = cost
+    def _whole(self, ids: Ints, facts: Floats) -> None:
+        """Whole cards, or none: which of the free ones makes no difference but for the links between them."""
+        count = self.work.count
+        if count:
+            facts[:, CLASSES:] -= float(CARD * count)
+            facts[:, FULL] -= count
+        self._cost[ids] = self._price(ids, facts, count * float(self.scorer.prices[CARD]), CARD * count)
 
-    def _one_fraction(self, ids: Ints, fits: Bools) -> None:
+    def _crosses_links(self, group: Ints, fits: Bools) -> Bools:
+        """Whether the cards that a node gives cannot be of one link group."""
+        most = np.zeros(len(fits), dtype=np.int64)
+        for number in np.unique(group[fits]):
+            np.maximum(most, (fits & (group == number)).sum(axis=1), out=most)
+        return most < self.work.count
+
+    def _one_fraction(self, ids: Ints, facts: Floats, milli: Ints, fits: Bools) -> None:
         scorer, work = self.scorer, self.work
-        milli = scorer.kinds.milli[ids].astype(np.int64)
         # Cards are sorted: a card like the one before it needs no look of its own.
         fits[:, 1:] &= ~(fits[:, :-1] & (milli[:, 1:] == milli[:, :-1]))
-        line, place = np.nonzero(fits)
+        line, place = fits.nonzero()
+        if not len(line):
+            return
         before = milli[line, place]
-        after, lines = before - work.milli, ids[line]
+        facts, lines = facts.take(line, axis=0), ids.take(line)
+        facts[:, CLASSES:] += scorer.fraction_loss(work.milli).take(before, axis=0)
+        facts[:, FULL] -= before == CARD
         cost = self._price(
-            lines,
-            scorer.fitting[lines] - scorer._fits_of[before] + scorer._fits_of[after],
-            scorer.usable[lines] - scorer._usable_of[before] + scorer._usable_of[after],
-            scorer.pattern[lines] - scorer.prices[before] + scorer.prices[after],
-            self._cpu_left(lines),
-            work.milli,
+            lines, facts, scorer.prices.take(before) - scorer.prices.take(before - work.milli), work.milli
         )
         if work.spread:
             cost += BUSY_CARD * (CARD - before)
+        # Of equal ones the card with the least free, then the first.
         order = np.lexsort((before, cost, line))
-        first = np.flatnonzero(np.diff(line[order], prepend=-1))
-        best = order[first]
-        self._cost[ids] = cost[best]
-        self._card[ids] = before[best]
+        ordered = line.take(order)
+        best = order[np.concatenate(([True], ordered[1:] != ordered[:-1]))]
+        where = lines.take(best)
+        self._cost[where] = cost.take(best)
+        self._card[where] = before.take(best)
 
-    def _fractions(self, ids: Ints, fits: Bools) -> None:
+    def _fractions(self, ids: Ints, facts: Floats, milli: Ints, fits: Bools) -> None:
         """Several fractions of one request on different cards: each the card that loses least by itself."""
         scorer, work = self.scorer, self.work
-        milli = scorer.kinds.milli[ids].astype(np.int64)
         rank = np.where(fits, fraction_rank(scorer.prices, milli, work), _INF)
         chosen = np.argsort(rank, axis=1, kind="stable")[:, : work.count]
         before = np.take_along_axis(milli, chosen, axis=1)
-        after = before - work.milli
-        fitting, usable = scorer.fitting[ids], scorer.usable[ids]
-        cost = self._price(
-            ids,
-            fitting + (scorer._fits_of[after] - scorer._fits_of[before]).sum(axis=1),
-            usable + (scorer._usable_of[after] - scorer._usable_of[before]).sum(axis=1),
-            scorer.pattern[ids] + (scorer.prices[after] - scorer.prices[before]).sum(axis=1),
-            self._cpu_left(ids),
-            work.milli * work.count,
-        )
+        facts[:, CLASSES:] += scorer.fraction_loss(work.milli)[before].sum(axis=1)
+        facts[:, FULL] -= (before == CARD).sum(axis=1)
+        lost = (scorer.prices[before] - scorer.prices[before - work.milli]).sum(axis=1)
+        cost = self._price(ids, facts, lost, work.milli * work.count)
         if work.spread:
             cost += BUSY_CARD * (CARD - before).sum(axis=1)
         self._cost[ids] = cost
@@ -341,7 +345,7 @@ class Costs:
         return float(cost + FREE_MIG_SLICE * free)
 
 
-def fraction_rank(prices: Floats, milli: npt.NDArray[np.int64], work: Work) -> Floats:
+def fraction_rank(prices: Floats, milli: Ints, work: Work) -> Floats:
     """The order in which cards take the fractions of one request: least loss of pattern value, then least free."""
     after = np.maximum(milli - work.milli, 0)
     lost: Floats = (prices[milli] - prices[after]) * (2 * CARD) + milli

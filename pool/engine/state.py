@@ -176,6 +176,11 @@ class PoolState:
         """The same pool and scores with other members booked, and nothing promised."""
         return PoolState(self.fleet, members, scorer=self.scorer)
 
+    def prepare(self) -> None:
+        """Work out now what the first decision would have to: prices, weights, the kinds of all nodes."""
+        self.kinds(NOTHING_HELD)
+        self.scorer.settle()
+
     def relearn(self, mix: Mix) -> None:
         """Judge by another workload mix from now on."""
         self._scorer, self._mix = None, mix
