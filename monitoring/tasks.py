@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from celery import shared_task
 
+from monitoring.services.idleness import idle_judge
 from monitoring.services.partitions import partitions_keep
 from monitoring.services.rollups import rollup_run, rollups_keep
 from portal.ops.services import task_run
@@ -21,3 +22,10 @@ def partitions() -> None:
     """Make the coming days' partitions; drop raw samples and fine rollups past retention."""
     with task_run("monitoring.partitions") as facts:
         facts.update(partitions_keep(), rollups=rollups_keep())
+
+
+@shared_task(name="monitoring.judge_idle", queue="ingest", ignore_result=True)
+def judge_idle() -> None:
+    """Find idle work and give it to the pool."""
+    with task_run("monitoring.judge_idle") as facts:
+        facts.update(idle_judge())

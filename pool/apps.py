@@ -10,4 +10,5 @@ class PoolConfig(AppConfig):
     def ready(self) -> None:
         """Subscribe to what the rooms below tell."""
         import pool.notices
+        import pool.reclaim_events
         import pool.subscriptions  # noqa: F401

@@ -9,8 +9,12 @@ from pool.services.cycle import schedule_cycle as run_cycle
 from pool.services.execution import allocation_start, execution_reconcile
 from pool.services.expiry import leases_sweep
 from pool.services.hooks import hooks_repeat, post_checkpoint
+from pool.services.keeps import keeps_settle
 from pool.services.ladder import checkpoint_reported
+from pool.services.layouts import layouts_settle
+from pool.services.maintenance import windows_sweep
 from pool.services.node_watch import nodes_sweep
+from pool.services.surplus import surplus_settle
 from portal.kernel.clock import now
 from portal.kernel.locks import try_advisory_lock
 
@@ -37,6 +41,15 @@ def finish_allocation(allocation_id: int) -> None:
 def sweep_leases() -> None:
     """Warnings, expiry, ends of notices."""
     leases_sweep()
+
+
+@shared_task(name="pool.sweep_windows", queue="schedule", ignore_result=True)
+def sweep_windows() -> None:
+    """Maintenance windows; kept places, layouts and surpluses that nobody needs any more."""
+    windows_sweep()
+    keeps_settle()
+    layouts_settle()
+    surplus_settle()
 
 
 @shared_task(name="pool.checkpoint_call", queue="execute", ignore_result=True)

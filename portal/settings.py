@@ -180,6 +180,8 @@ CELERY_BEAT_SCHEDULE = {
     "tidy": {"task": "portal.ops.tidy", "schedule": 3600.0},
     "schedule-cycle": {"task": "pool.schedule_cycle", "schedule": 10.0},
     "sweep-leases": {"task": "pool.sweep_leases", "schedule": 10.0},
+    "sweep-windows": {"task": "pool.sweep_windows", "schedule": 10.0},
+    "judge-idle": {"task": "monitoring.judge_idle", "schedule": 60.0},
     "sweep-nodes": {"task": "pool.sweep_nodes", "schedule": 5.0},
     "retry-starts": {"task": "pool.reconcile_execution", "schedule": 10.0},
     "sweep-approvals": {"task": "quotas.sweep_approvals", "schedule": 60.0},

@@ -27,8 +27,6 @@ class Rules:
     checkpoint_s: int = 30
     """What a checkpoint hook gets where the request does not say how long it needs."""
     checkpoint_most_s: int = 3600
-    idle_activity_pm: int = 50
-    """Device activity below this, per mille, counts as none (5 %)."""
     idle_window_s: int = 3600
     """So long both signals must have been quiet without a hole in the data."""
     idle_warn_s: int = 1800
@@ -47,7 +45,6 @@ RULE_BOUNDS: Mapping[str, tuple[int, int]] = {
     "grace_over_quota_s": (0, 30 * 86_400),
     "checkpoint_s": (1, 3600),
     "checkpoint_most_s": (1, 86_400),
-    "idle_activity_pm": (1, 500),
     "idle_window_s": (300, 30 * 86_400),
     "idle_warn_s": (60, 7 * 86_400),
     "still_needed_times": (0, 100),

@@ -12,10 +12,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import transaction
+from django.utils.formats import date_format
+from django.utils.timezone import localtime
 from django.utils.translation import gettext_lazy as _
 
 from pool.locks import allocation_lock
 from pool.models import Allocation, AllocationEvent, AllocationMember, Lease, QueueEntry, ReclaimCase
+from pool.selectors.reclaim import closed_windows
 from pool.services import ladder, stopping
 from pool.services.closing import allocation_finish
 from pool.services.handover import NOT_FREE, handover_refused
@@ -26,6 +29,7 @@ from portal.accounts.policy import policy_of
 from portal.kernel.clock import now
 from portal.kernel.errors import Blocked, Conflict, Invalid, Refused
 from portal.kernel.models import advance
+from portal.kernel.units import from_ms
 from portal.ops.actor import Actor, system
 from portal.ops.outbox import outbox_add
 from portal.ops.services import audit_record
@@ -112,6 +116,7 @@ def allocation_extend(*, acting_user: Actor, allocation: Allocation, extra_s: in
             )
         before, after = locked.expires_at, locked.expires_at + timedelta(seconds=extra_s)
         _check_longest(locked, after)
+        _check_windows(locked, after)
         _check_approval(locked, after)
         _check_line(locked)
         advance(
@@ -160,6 +165,22 @@ def _check_approval(allocation: Allocation, expires_at: datetime) -> None:
         return
     approved = (allocation.started_at or allocation.reserved_at) + timedelta(seconds=request.duration_s)
     extension_check(request=request, beyond_s=int((expires_at - approved).total_seconds()))
+
+
+def _check_windows(allocation: Allocation, expires_at: datetime) -> None:
+    """Not into a maintenance window of one of its nodes."""
+    closed = closed_windows()
+    for member in allocation.members.filter(given_up_at=None).select_related("node").order_by("number"):
+        for begins, ends in closed.get(member.node_id, ()):
+            if from_ms(ends) > now() and expires_at > from_ms(begins):
+                raise Conflict(
+                    code="maintenance_ahead",
+                    detail=_("{node} is out of service from {start}: it can be extended until then.").format(
+                        node=member.node.name,
+                        start=date_format(localtime(from_ms(begins)), "DATETIME_FORMAT"),
+                    ),
+                    extra={"node": member.node.name, "starts_at": from_ms(begins).isoformat()},
+                )
 
 
 def _check_longest(allocation: Allocation, expires_at: datetime) -> None:
