@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
 from django.db.models import Q, QuerySet
 from django.utils.translation import gettext_lazy as _
 from drf_spectacular.utils import OpenApiParameter, extend_schema
-from rest_framework import mixins
+from rest_framework import mixins, serializers
 from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -23,9 +24,13 @@ from quotas.models import CapacityRequest, GpuFlavour, PriceRate
 from quotas.selectors.fit import Option
 from quotas.selectors.flavours import flavours_on_offer
 from quotas.selectors.requests import visible_requests, with_open_step
+from quotas.selectors.series import progress_of_all
 from quotas.services.approvals import request_consent
 from quotas.services.asking import read_request
+from quotas.services.asking_series import read_after
+from quotas.services.dependencies import dependencies_change
 from quotas.services.judging import verdict_of
+from quotas.services.reader import Reader
 from quotas.services.requests import (
     request_change,
     request_clone,
@@ -34,6 +39,8 @@ from quotas.services.requests import (
     request_withdraw,
     wishes_of,
 )
+from quotas.services.scaling import service_renew, service_signal
+from quotas.services.windows import occurrence_move, occurrence_skip
 from quotas.transitions import allowed
 
 CONTROL = ("client_token", "draft", "cloned_from")
@@ -46,6 +53,20 @@ def body(request: Request) -> Mapping[str, Any]:
     return request.data
 
 
+def is_uuid(text: str) -> bool:
+    """Whether a text is a uid."""
+    try:
+        uuid.UUID(text)
+    except ValueError:
+        return False
+    return True
+
+
+def with_series(rows: QuerySet[CapacityRequest]) -> QuerySet[CapacityRequest]:
+    """With steps, the head of a member, and what each waits for."""
+    return with_open_step(rows).select_related("cloned_from", "head").prefetch_related("waits_for__on")
+
+
 class RequestViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiViewSet):
     """Capacity requests."""
 
@@ -55,7 +76,7 @@ class RequestViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiViewSe
 
     def get_queryset(self) -> QuerySet[CapacityRequest]:
         """Own requests and those that the person's roles show, newest first."""
-        rows = with_open_step(visible_requests(self.policy)).select_related("cloned_from").order_by("-id")
+        rows = with_series(visible_requests(self.policy)).order_by("-id")
         if self.action != "list":
             return rows
         params = self.request.query_params
@@ -73,12 +94,16 @@ class RequestViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiViewSe
         if ref := params.get("ref", ""):
             number = ref.upper().removeprefix("R-")
             rows = rows.filter(pk=int(number[:18])) if number.isdecimal() else rows.none()
+        if head := params.get("head", ""):
+            rows = rows.filter(head__uid=head) if is_uuid(head) else rows.none()
+        if series := choice_param(self.request, "series", CapacityRequest.Series.values):
+            rows = rows.filter(series=series)
         if text := params.get("q", "").strip()[:100]:
             rows = rows.filter(Q(purpose__icontains=text) | Q(requester__display_name__icontains=text))
         return rows
 
     def _answer(self, row: CapacityRequest, status: int = 200) -> Response:
-        fresh = with_open_step(visible_requests(self.policy)).select_related("cloned_from").get(pk=row.pk)
+        fresh = with_series(visible_requests(self.policy)).get(pk=row.pk)
         return Response(s.RequestSerializer(fresh).data, status=status, headers=etag(fresh.version))
 
     @extend_schema(
@@ -88,12 +113,18 @@ class RequestViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiViewSe
             OpenApiParameter("flavour", str, description="code"),
             OpenApiParameter("requester", str, description="user name, or me"),
             OpenApiParameter("ref", str, description="R-17"),
+            OpenApiParameter("head", str, description="uid of a series: its members"),
+            OpenApiParameter("series", str, enum=[kind for kind in CapacityRequest.Series.values if kind]),
             OpenApiParameter("q", str, description="in purpose and requester"),
         ]
     )
     def list(self, request: Request, *args: Any, **kwargs: Any) -> Response:
         """Requests, newest first."""
-        return super().list(request, *args, **kwargs)
+        page = self.paginate_queryset(self.get_queryset())
+        progress = progress_of_all([row for row in page if row.series])
+        return self.get_paginated_response(
+            s.RequestSerializer(page, many=True, context={"progress": progress}).data
+        )
 
     def retrieve(self, request: Request, *args: Any, **kwargs: Any) -> Response:
         """One request with its steps, and its ETag."""
@@ -144,16 +175,71 @@ class RequestViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiViewSe
         check_if_match(request, row.version)
         return self._answer(request_submit(acting_user=self.actor, policy=self.policy, request=row))
 
-    @extend_schema(request=s.ReasonInput, responses=s.RequestSerializer)
+    @extend_schema(request=s.WithdrawInput, responses=s.RequestSerializer)
     @action(detail=True, methods=["post"])
     def withdraw(self, request: Request, uid: str) -> Response:
-        """Take a request back that holds nothing yet."""
+        """Take a request back that holds nothing yet; a series whole, with what runs unless told otherwise."""
         row = self.get_object()
         check_if_match(request, row.version)
-        reason = str(body(request).get("reason", ""))[:500]
+        sent = _read(s.WithdrawInput, request)
         return self._answer(
-            request_withdraw(acting_user=self.actor, policy=self.policy, request=row, reason=reason)
+            request_withdraw(
+                acting_user=self.actor,
+                policy=self.policy,
+                request=row,
+                reason=str(sent.get("reason", ""))[:500],
+                stop_running=sent["stop_running"],
+            )
         )
+
+    @extend_schema(request=s.AfterInput, responses=s.RequestSerializer)
+    @action(detail=True, methods=["post"])
+    def after(self, request: Request, uid: str) -> Response:
+        """Change what it waits for, while it is not in line; an empty list lets it in."""
+        row = self.get_object()
+        check_if_match(request, row.version)
+        reader = Reader({"after": _read(s.AfterInput, request)["after"]})
+        wanted = read_after(reader, self.policy)
+        if reader.problems:
+            raise Invalid(code="invalid", detail=_("Some fields need a change."), errors=reader.problems)
+        return self._answer(
+            dependencies_change(acting_user=self.actor, policy=self.policy, request=row, after=wanted)
+        )
+
+    @extend_schema(request=s.SignalInput, responses=s.RequestSerializer)
+    @action(detail=True, methods=["post"])
+    def signal(self, request: Request, uid: str) -> Response:
+        """Tell the load of a service; the number of its replicas follows."""
+        value = _read(s.SignalInput, request)["value"]
+        return self._answer(service_signal(acting_user=self.actor, request=self.get_object(), value=value))
+
+    @extend_schema(request=s.RenewInput, responses=s.RequestSerializer)
+    @action(detail=True, methods=["post"])
+    def renew(self, request: Request, uid: str) -> Response:
+        """Move the review date of a service."""
+        row = self.get_object()
+        check_if_match(request, row.version)
+        review = _read(s.RenewInput, request)["review_at"]
+        return self._answer(service_renew(acting_user=self.actor, request=row, review_at=review))
+
+    @extend_schema(request=s.OccurrenceInput, responses=s.RequestSerializer)
+    @action(detail=True, methods=["post"])
+    def occurrence(self, request: Request, uid: str) -> Response:
+        """Leave one occurrence of a recurring window out, or give it other times. The others stay."""
+        row = self.get_object()
+        sent = _read(s.OccurrenceInput, request)
+        common: dict[str, Any] = {
+            "acting_user": self.actor,
+            "policy": self.policy,
+            "request": row,
+            "day": sent["day"],
+        }
+        if sent["skip"]:
+            return self._answer(occurrence_skip(**common, reason=sent.get("reason", "")[:500]))
+        if "start_at" not in sent or "end_at" not in sent:
+            raise Invalid.field("start_at", _("Say when it begins and ends instead, or skip it."))
+        occurrence_move(**common, start_at=sent["start_at"], end_at=sent["end_at"])
+        return self._answer(row)
 
     @extend_schema(request=None, responses={201: s.RequestSerializer})
     @action(detail=True, methods=["post"])
@@ -204,6 +290,13 @@ class RequestViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiViewSe
                 "options": [option_json(o, names) for o in verdict.options],
             }
         )
+
+
+def _read(kind: type[serializers.Serializer[Any]], request: Request) -> dict[str, Any]:
+    """A small body, checked."""
+    sent = kind(data=dict(body(request)))
+    sent.is_valid(raise_exception=True)
+    return dict(sent.validated_data)
 
 
 def option_json(o: Option, names: Mapping[int, str]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ times UTC.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from rest_framework import serializers
@@ -15,10 +16,12 @@ from quotas.models import (
     Delegation,
     GpuFlavour,
     QuotaChange,
+    RequestDependency,
     RequestEvent,
     UserLimit,
 )
 from quotas.selectors.catalogue import mig_table
+from quotas.selectors.series import Progress, progress_of
 
 
 class FlavourSerializer(serializers.ModelSerializer[GpuFlavour]):
@@ -111,6 +114,9 @@ class RequestSerializer(serializers.ModelSerializer[CapacityRequest]):
     department = serializers.CharField(source="department.code")
     flavour = serializers.CharField(source="flavour.code", default=None)
     cloned_from = serializers.UUIDField(source="cloned_from.uid", default=None)
+    head = serializers.UUIDField(source="head.uid", default=None)
+    after = serializers.SerializerMethodField()
+    members = serializers.SerializerMethodField()
     steps = serializers.SerializerMethodField()
 
     class Meta:
@@ -130,6 +136,7 @@ class RequestSerializer(serializers.ModelSerializer[CapacityRequest]):
             "shape",
             "gpus_per_node",
             "nodes",
+            "nodes_min",
             "fraction_milli",
             "fraction_mib",
             "mig_profile",
@@ -138,16 +145,42 @@ class RequestSerializer(serializers.ModelSerializer[CapacityRequest]):
             "cpu_milli",
             "memory_mib",
             "start_at",
+            "end_at",
             "duration_s",
+            "deadline_at",
             "is_service",
             "review_at",
+            "review_span_s",
             "replicas_min",
             "replicas_max",
+            "scale_by",
+            "timetable",
+            "signal_per_replica",
+            "signal_value",
+            "signal_at",
+            "replicas_wanted",
+            "health",
+            "series",
+            "head",
+            "member_index",
+            "array_count",
+            "array_at_once",
+            "window",
+            "after",
+            "after_failed",
+            "held",
+            "members",
             "work_class",
             "priority",
             "interruptible",
             "site_code",
+            "fabric",
+            "fabric_gbit_s",
+            "storage",
+            "domain_required",
+            "domain_preferred",
             "datasets",
+            "stage_datasets",
             "cost_code",
             "purpose",
             "run_kind",
@@ -171,6 +204,29 @@ class RequestSerializer(serializers.ModelSerializer[CapacityRequest]):
             "updated_at",
             "version",
         ]
+
+    def get_after(self, request: CapacityRequest) -> list[dict[str, Any]]:
+        """What it waits for: each request, how it has to end, and whether that was so."""
+        return [
+            {
+                "request": str(dep.on.uid),
+                "ref": dep.on.ref,
+                "when": dep.kind,
+                "met_at": dep.met_at,
+                "failed_at": dep.failed_at,
+            }
+            for dep in sorted(request.waits_for.all(), key=lambda one: one.on_id)
+        ]
+
+    def get_members(self, request: CapacityRequest) -> dict[str, int] | None:
+        """How many members of a series are held, waiting, running, ended well, badly, withdrawn; null for a
+        single request.
+        """
+        if not request.series:
+            return None
+        progress: dict[int, Progress] | None = self.context.get("progress")
+        found = progress.get(request.pk) if progress is not None else None
+        return asdict(found if found is not None else progress_of(request))
 
     def get_steps(self, request: CapacityRequest) -> list[dict[str, Any]]:
         """Its approval steps in order."""
@@ -211,21 +267,57 @@ class RequestInput(serializers.Serializer[Any]):
     shape = serializers.ChoiceField(choices=CapacityRequest.Shape.choices, required=False)
     gpus_per_node = serializers.IntegerField(required=False)
     nodes = serializers.IntegerField(required=False)
+    nodes_min = serializers.IntegerField(
+        required=False, allow_null=True, help_text="elastic: starts with at least so many nodes"
+    )
     fraction_milli = serializers.IntegerField(required=False)
     fraction_mib = serializers.IntegerField(required=False)
     mig_profile = serializers.CharField(required=False)
     mig_count = serializers.IntegerField(required=False)
     duration_s = serializers.IntegerField(required=False)
-    start_at = serializers.DateTimeField(required=False)
+    start_at = serializers.DateTimeField(required=False, allow_null=True)
+    deadline_at = serializers.DateTimeField(
+        required=False, allow_null=True, help_text="must be finished by then; refused where that cannot be"
+    )
     is_service = serializers.BooleanField(required=False)
-    review_at = serializers.DateTimeField(required=False)
+    review_at = serializers.DateTimeField(required=False, allow_null=True)
     replicas_min = serializers.IntegerField(required=False)
     replicas_max = serializers.IntegerField(required=False)
+    scale_by = serializers.ChoiceField(choices=CapacityRequest.ScaleBy.choices, required=False)
+    timetable = serializers.DictField(
+        required=False, help_text="zone, days: seven lists of 24 numbers of replicas, from Monday"
+    )
+    signal_per_replica = serializers.IntegerField(
+        required=False, help_text="how much of the signal one replica carries"
+    )
+    health = serializers.DictField(
+        required=False, help_text="kind http, tcp or command; port, path or command; every_s, failures"
+    )
+    array_count = serializers.IntegerField(required=False, help_text="members of a job array")
+    array_at_once = serializers.IntegerField(required=False, help_text="members that may run at once")
+    window = serializers.DictField(
+        required=False, help_text="weekly: days (0 = Monday), from, to (local time), zone, first, until"
+    )
+    after = serializers.ListField(
+        required=False,
+        child=serializers.JSONField(),
+        help_text='requests it waits for: "R-17", uid, or {request, when: ok | any}',
+    )
+    after_when = serializers.ChoiceField(choices=RequestDependency.Kind.choices, required=False)
+    after_failed = serializers.ChoiceField(choices=CapacityRequest.AfterFailed.choices, required=False)
     work_class = serializers.ChoiceField(choices=CapacityRequest.WorkClass.choices, required=False)
     priority = serializers.IntegerField(required=False)
     interruptible = serializers.BooleanField(required=False)
     site_code = serializers.CharField(required=False)
+    fabric = serializers.CharField(required=False, help_text="nvlink, infiniband, roce, ethernet")
+    fabric_gbit_s = serializers.IntegerField(required=False, help_text="at least, per node")
+    storage = serializers.CharField(required=False, help_text="kind that each node must have")
+    domain_required = serializers.CharField(required=False, help_text="row, rack, switch: all nodes in one")
+    domain_preferred = serializers.CharField(required=False)
     datasets = serializers.ListField(child=serializers.CharField(), required=False)
+    stage_datasets = serializers.BooleanField(
+        required=False, help_text="false: only where the data sets are already"
+    )
     cost_code = serializers.CharField(required=False)
     purpose = serializers.CharField(required=False)
     run_kind = serializers.ChoiceField(choices=CapacityRequest.RunKind.choices, required=False)
@@ -265,6 +357,40 @@ class BulkInput(serializers.Serializer[Any]):
 class ReasonInput(serializers.Serializer[Any]):
     """A reason."""
 
+    reason = serializers.CharField(required=False, allow_blank=True)
+
+
+class WithdrawInput(ReasonInput):
+    """A reason; for a series also whether members that run are released."""
+
+    stop_running = serializers.BooleanField(required=False, default=True)
+
+
+class AfterInput(serializers.Serializer[Any]):
+    """What a request waits for from now on; an empty list: nothing."""
+
+    after = serializers.ListField(child=serializers.JSONField())
+
+
+class SignalInput(serializers.Serializer[Any]):
+    """The load of a service now, for example its requests per second."""
+
+    value = serializers.IntegerField()
+
+
+class RenewInput(serializers.Serializer[Any]):
+    """The new review date of a service."""
+
+    review_at = serializers.DateTimeField()
+
+
+class OccurrenceInput(serializers.Serializer[Any]):
+    """One occurrence of a recurring window, by its day; left out, or given other times."""
+
+    day = serializers.DateField()
+    skip = serializers.BooleanField(required=False, default=False)
+    start_at = serializers.DateTimeField(required=False)
+    end_at = serializers.DateTimeField(required=False)
     reason = serializers.CharField(required=False, allow_blank=True)
 
 
@@ -397,6 +523,8 @@ class UserLimitSerializer(serializers.ModelSerializer[UserLimit]):
             "longest_lease_s",
             "gpu_ms_per_month",
             "money_micro_per_month",
+            "waiting_at_once",
+            "running_at_once",
             "version",
         ]
         read_only_fields = ["uid", "version"]
@@ -405,3 +533,12 @@ class UserLimitSerializer(serializers.ModelSerializer[UserLimit]):
         """The user's name, or null."""
         shown = {name: getattr(instance, name) for name in self.Meta.fields if name != "user"}
         return {**shown, "user": instance.user.username if instance.user is not None else None}
+
+
+class AskRuleSerializer(serializers.Serializer[Any]):
+    """What a department lets its people choose; holds for those below it that have no rule of their own."""
+
+    department = serializers.CharField(source="department.code", help_text="code")
+    priority_most = serializers.IntegerField(
+        min_value=0, max_value=100, allow_null=True, help_text="null takes the rule away"
+    )

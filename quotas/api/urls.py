@@ -6,6 +6,7 @@ from typing import Any
 
 from quotas.api import money_urls
 from quotas.api.approval_views import ApprovalViewSet, DelegationViewSet, PolicyViewSet, UserLimitViewSet
+from quotas.api.ask_rule_views import AskRuleViewSet
 from quotas.api.quota_views import QuotaChangeViewSet, QuotaViewSet
 from quotas.api.request_views import FlavourViewSet, RequestViewSet
 
@@ -14,6 +15,7 @@ router_entries: list[tuple[str, Any, str]] = [
     ("approvals", ApprovalViewSet, "approval"),
     ("delegations", DelegationViewSet, "delegation"),
     ("approval-policy", PolicyViewSet, "approval-policy"),
+    ("ask-rules", AskRuleViewSet, "ask-rule"),
     ("user-limits", UserLimitViewSet, "user-limit"),
     ("quotas", QuotaViewSet, "quota"),
     ("quota-changes", QuotaChangeViewSet, "quota-change"),
