@@ -41,6 +41,12 @@ class Fleet:
             self.card_node.extend([row] * len(gpus))
             self.first.append(len(self.cards))
         self.card_row: dict[int, int] = {gpu.id: row for row, gpu in enumerate(self.cards)}
+        self.card_mib: list[int] = [gpu.memory_mib for gpu in self.cards]
+        self.open_milli: dict[str, int] = {}
+        """Milli-GPU of each flavour on cards that are not blocked."""
+        for gpu in self.cards:
+            if gpu.blocked is None:
+                self.open_milli[gpu.flavour] = self.open_milli.get(gpu.flavour, 0) + 1000
         self.flavours: list[str] = []
         self.sorts: list[tuple[str, int]] = [("", 0)]
         """Distinct (flavour, memory) of cards on which ordinary work may start; 0 is no such card."""

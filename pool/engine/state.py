@@ -24,6 +24,8 @@ from pool.engine.score import Scorer
 
 Spans = tuple[Span, ...]
 ALL: Spans = (WHOLE,)
+MOST_KINDS = 200_000
+"""A state that lives on forgets its scores after so many kinds of nodes."""
 _FREE_CARD: tuple[Take, ...] = ()
 
 
@@ -155,11 +157,8 @@ class PoolState:
         self.held: list[tuple[Take, ...]] = [_FREE_CARD] * count
         self.free: list[Spans] = [ALL] * count
         self.milli: list[int] = [1000] * count
-        self.free_mib: list[int] = [gpu.memory_mib for gpu in fleet.cards]
-        self.free_milli: dict[str, int] = {}
-        for gpu in fleet.cards:
-            if gpu.blocked is None:
-                self.free_milli[gpu.flavour] = self.free_milli.get(gpu.flavour, 0) + 1000
+        self.free_mib: list[int] = list(fleet.card_mib)
+        self.free_milli: dict[str, int] = dict(fleet.open_milli)
         self.holds: list[Hold] = []
         self.host_slack: dict[int, list[Slack]] = {}
         self.versions: list[int] = [0] * len(fleet.nodes)
@@ -196,6 +195,8 @@ class PoolState:
 
     def kinds(self, view: View) -> Ints:
         """The kind of each node by row, with what ``view`` keeps off left out. Do not write to it."""
+        if self.scorer.kinds.count > MOST_KINDS:
+            self.relearn(self.scorer.mix)
         if self._changed:
             for row in self._changed:
                 self._kinds[row] = self._kind(row)
@@ -308,6 +309,10 @@ class PoolState:
     def mark(self) -> int:
         """A point to return to with ``rollback``. Marks nest."""
         return len(self._undo)
+
+    def commit(self) -> None:
+        """What was changed so far stands: no mark given before may be returned to."""
+        self._undo.clear()
 
     def rollback(self, token: int) -> None:
         """Undo every take, give-back and hold since ``mark`` gave the token."""

@@ -61,6 +61,7 @@ class World:
         self.charge(one.department_id, self.charges_of(one), one.interruptible)
         self.running[one.allocation_id] = one
         self._index(one)
+        self.state.commit()
         self._booked.clear()
 
     def end(self, allocation_id: int) -> None:
@@ -70,6 +71,7 @@ class World:
         for member in one.members:
             self.state.give_back(member)
         self.uncharge(one.department_id, self.charges_of(one), one.interruptible)
+        self.state.commit()
         self._booked.clear()
 
     def _index(self, one: Running) -> None:
