@@ -2,7 +2,7 @@
 
 Everything about it lies in ``jobs/<allocation>.<member>`` so that any later agent can go on: ``job.json`` (what
 to run), ``meta.json`` (who it is), ``run.json`` and ``exit.json`` (the shim's), ``stop.json``, ``reported.json``
-(what the outbox was given: state and log offset).
+(what the outbox was given: state, log offset, checkpoints), and a pair of files for each checkpoint (``hook``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import subprocess
 import time
 from typing import Any
 
-from pool.agent import files, procs
+from pool.agent import files, hook, procs
 from pool.agent.collector import self_command, self_environment
 from pool.agent.facts import boot_id
 from pool.agent.logtail import LogTail
@@ -42,6 +42,7 @@ class Job:
         self.spawned_at = time.monotonic()
         self.kill_at: float | None = None
         self.stop_told = False
+        self.hooks: dict[str, subprocess.Popen[bytes] | None] = dict.fromkeys(self._cases())
         self.log = LogTail(self.path("output.log"), int(self.reported.get("offset") or 0), log_limit)
 
     def path(self, name: str) -> str:
@@ -177,6 +178,67 @@ class Job:
                 pass
         self.stop_told = self.run is not None
 
+    # -- checkpoints -----------------------------------------------------------------------------------------
+
+    def _cases(self) -> list[str]:
+        """Checkpoints that were ordered and not told yet, from the folder."""
+        told = self.reported.get("checkpoints") or []
+        names = os.listdir(self.folder) if os.path.isdir(self.folder) else []
+        found = [name[11:-5] for name in names if name.startswith("checkpoint-") and name.endswith(".json")]
+        return sorted(case for case in found if case not in told)
+
+    def checkpoint(self, case: str, order: dict[str, Any]) -> None:
+        """Tell the job to save itself: by a signal to its processes, or by a command beside it. Once per case."""
+        path = self.path(hook.order_name(case))
+        if os.path.exists(path) or self.finished:
+            return
+        files.write_json(path, order)
+        self.hooks[case] = None
+        self.look()
+        if self.exit is not None or self.run is None:
+            hook.write_result(self.folder, case, False, "the job does not run")
+        elif order.get("kind") == "signal":
+            hook.write_result(self.folder, case, *self._told_by_signal(order))
+        else:
+            self._spawn_hook(case)
+
+    def _told_by_signal(self, order: dict[str, Any]) -> tuple[bool, str]:
+        assert self.run is not None
+        number = signal_number(order.get("signal"), signal.SIGUSR1)
+        if self.run["pid"] == self.run.get("shim_pid"):
+            return False, "a hold has no process to signal"
+        try:
+            os.killpg(self.run["pid"], number)
+        except OSError as error:
+            return False, str(error)
+        return True, signal.Signals(number).name
+
+    def _spawn_hook(self, case: str) -> None:
+        with open(self.path("shim.log"), "ab") as log:
+            self.hooks[case] = subprocess.Popen(
+                self_command("_checkpoint", self.folder, case),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                env=self_environment(),
+                start_new_session=True,
+            )
+
+    def _report_checkpoints(self) -> None:
+        """Tell how checkpoints went; one whose process is gone without a word is begun again."""
+        for case, process in list(self.hooks.items()):
+            result = files.read_json(self.path(hook.result_name(case)))
+            if result is None:
+                if self.exit is None and (process is None or process.poll() is not None):
+                    self._spawn_hook(case)  # leaves at once where one from before still runs
+                continue
+            message = {"t": "checkpoint", "allocation": self.allocation, "member": self.member, "case": case}
+            self.outbox.put(dict(message, **result))
+            del self.hooks[case]
+            self.reported.setdefault("checkpoints", []).append(case)
+            files.write_json(self.path("reported.json"), self.reported, sync=False)
+
     def report(self) -> None:
         """Put what changed into the outbox: log first, then the state, so that the end comes last."""
         if self.finished:
@@ -195,6 +257,7 @@ class Job:
             self.outbox.put(dict(message, offset=offset, size=size, data=text))
             self.reported["offset"] = offset + size
             files.write_json(self.path("reported.json"), self.reported, sync=False)
+        self._report_checkpoints()
         if self.exit is not None:
             self.tell()
             self._scrub()

@@ -159,6 +159,18 @@ class Jobs:
         else:
             job.stop(signal_name, grace_s)
 
+    def checkpoint(self, allocation: str, member: int, order: dict[str, Any]) -> None:
+        """Carry out a checkpoint order; one for a job that is not here is answered so."""
+        case = str(order.get("case") or "")
+        if not SAFE.match(case):
+            return
+        job = self.jobs.get((allocation, member))
+        if job is None:
+            message = {"t": "checkpoint", "allocation": allocation, "member": member, "case": case}
+            self.outbox.put(dict(message, ok=False, detail="the job is not here", exit_code=None))
+        else:
+            job.checkpoint(case, order)
+
     def _tombstone(self, allocation: str, member: int) -> None:
         """Remember a job that was stopped before it came: a start that is late finds it ended."""
         if not SAFE.match(allocation):

@@ -124,12 +124,17 @@ class Agent:
                 str(message.get("signal") or "SIGTERM"),
                 10.0 if grace is None else float(grace),
             )
+        elif kind == "checkpoint":
+            names = ("case", "kind", "signal", "run", "seconds")
+            order = {name: message.get(name) for name in names}
+            self.jobs.checkpoint(str(message["allocation"]), int(message.get("member") or 0), order)
+            self._job_news.set()
         elif kind == "check_free":
             member = int(message.get("member") or 0)
             await self._check_free(str(message["allocation"]), member, list(message.get("gpu_uuids") or []))
         elif kind == "refused":
             self.refusal = {"code": message.get("code"), "detail": message.get("detail")}
-        if kind in ("start", "stop", "check_free") and message.get("command"):
+        if kind in ("start", "checkpoint", "stop", "check_free") and message.get("command"):
             await self.send({"t": "command_ack", "command": message["command"]})
 
     async def _start(self, allocation: str, member: int, spec: dict[str, Any]) -> None:

@@ -58,7 +58,7 @@ def signal_number(name: Any, default: int = signal.SIGTERM) -> int:
     return int(found) if isinstance(found, signal.Signals) else default
 
 
-def _exec_child(job: dict[str, Any], folder: str, report: int) -> None:
+def exec_child(job: dict[str, Any], folder: str, report: int) -> None:
     """In the forked child: account, folder, streams, signals, exec. Never returns."""
     stage = "exec"
     try:
@@ -125,7 +125,7 @@ class Shim:
             self.pid = os.fork()
             if self.pid == 0:
                 os.close(read_end)
-                _exec_child(self.job, self.folder, write_end)
+                exec_child(self.job, self.folder, write_end)
             os.close(write_end)
             problem = b""
             while True:

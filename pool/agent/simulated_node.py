@@ -143,6 +143,21 @@ class SimulatedNode:
             job["stop_at"] = time.time() + pause
             self.say(job, "[simulated] received SIGTERM, writing a checkpoint")
 
+    def checkpoint(self, message: dict[str, Any]) -> None:
+        """A checkpoint order: made up, and told as done."""
+        key = f"{message['allocation']}.{message.get('member') or 0}"
+        job = self.jobs.get(key)
+        runs = job is not None and job["state"] == "running"
+        if job is not None and runs:
+            self.say(job, "[simulated] checkpoint written")
+        answer = {
+            "t": "checkpoint",
+            "allocation": message["allocation"],
+            "member": message.get("member") or 0,
+        }
+        detail = "simulated" if runs else "the job does not run"
+        self.put(dict(answer, case=message.get("case"), ok=runs, detail=detail, exit_code=None))
+
     def advance(self) -> None:
         """Bring every job to where it should be by now."""
         clock = time.time()
@@ -276,6 +291,8 @@ class SimulatedNode:
                 self.start(message)
             elif kind == "stop":
                 self.stop(message)
+            elif kind == "checkpoint":
+                self.checkpoint(message)
             elif kind == "check_free":
                 found: dict[str, Any] = {
                     uuid: {"free": True, "reason": None, "procs": []} for uuid in message["gpu_uuids"]
@@ -288,7 +305,7 @@ class SimulatedNode:
                         "gpus": found,
                     }
                 )
-            if message.get("command") and kind in ("start", "stop", "check_free"):
+            if message.get("command") and kind in ("start", "checkpoint", "stop", "check_free"):
                 await socket.send(json.dumps({"t": "command_ack", "command": message["command"]}))
 
     async def _send(self, socket: ws.WebSocket) -> None:

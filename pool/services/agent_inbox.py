@@ -19,11 +19,21 @@ from django.db.models import Exists, OuterRef
 from django.utils.dateparse import parse_datetime
 
 from pool.locks import allocation_lock
-from pool.models import AgentCommand, AgentToken, Allocation, AllocationLog, AllocationMember, Gpu, Node
+from pool.models import (
+    AgentCommand,
+    AgentToken,
+    Allocation,
+    AllocationLog,
+    AllocationMember,
+    Gpu,
+    Node,
+    ReclaimCase,
+)
 from pool.selectors.agents import HEARTBEAT_SECONDS, sample_seconds
 from pool.services.commands import START, STOP, command_send
 from pool.services.conditions import gpu_condition_set, gpu_foreign_use_set
 from pool.services.inventory_report import gpu_returned, gpu_vanished, inventory_sync
+from pool.services.ladder import checkpoint_reported
 from pool.services.member_reports import (
     AGENT,
     NOT_FREE,
@@ -40,7 +50,7 @@ from portal.ops.outbox import outbox_add
 from portal.ops.services.incidents import incident_open, incident_resolve
 
 log = structlog.get_logger(__name__)
-DURABLE = ("job", "log", "free", "event")
+DURABLE = ("job", "log", "free", "event", "checkpoint")
 LOG_LIMIT_BYTES = 8 * 1024 * 1024
 ORPHAN_GRACE_S = 10
 NONSENSE = (DataError, IntegrityError, DomainError, KeyError, TypeError, ValueError, AttributeError)
@@ -262,7 +272,7 @@ def agent_message(*, node_id: int, message: dict[str, Any]) -> bool:
         if not fresh:
             return False
         node = Node.objects.get(pk=node_id)
-        take = {"job": _job, "log": _log, "free": _free, "event": _event}[kind]
+        take = {"job": _job, "log": _log, "free": _free, "event": _event, "checkpoint": _checkpoint}[kind]
         try:
             with transaction.atomic():
                 take(node, message)
@@ -351,6 +361,23 @@ def _free(node: Node, message: dict[str, Any]) -> None:
         return
     found = message.get("gpus") or {}
     member_free(member=member, at=now(), found={str(uuid): dict(item) for uuid, item in found.items()})
+
+
+def _checkpoint(node: Node, message: dict[str, Any]) -> None:
+    """How a checkpoint went that the ladder had asked for."""
+    member = _member(node, message)
+    if member is None:
+        return
+    case = ReclaimCase.objects.filter(uid=UUID(str(message["case"])), allocation=member.allocation_id).first()
+    if case is not None:
+        code = message.get("exit_code")
+        checkpoint_reported(
+            case_id=case.pk,
+            member=member.number,
+            ok=bool(message.get("ok")),
+            detail=str(message.get("detail") or ""),
+            exit_code=code if isinstance(code, int) else None,
+        )
 
 
 def _event(node: Node, message: dict[str, Any]) -> None:

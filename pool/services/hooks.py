@@ -60,7 +60,7 @@ def _order_of(allocation: Allocation, case: ReclaimCase, seconds: float) -> dict
         "case": str(case.uid),
         "kind": str(case.hook),
         "signal": str(settings.get("signal") or "SIGUSR1"),
-        "command": str(settings.get("command") or "") if case.hook == ReclaimCase.Hook.COMMAND else "",
+        "run": str(settings.get("command") or "") if case.hook == ReclaimCase.Hook.COMMAND else "",
         "seconds": seconds,
     }
 

@@ -102,7 +102,7 @@ def test_a_command_hook_is_called_as_late_as_the_grace_allows_and_its_end_brings
     case.refresh_from_db()
     assert (case.step, case.checkpoint_at) == ("checkpoint", moment(480))
     assert order.payload == {
-        "case": str(case.uid), "kind": "command", "signal": "SIGUSR1", "command": "save.sh", "seconds": 120.0,
+        "case": str(case.uid), "kind": "command", "signal": "SIGUSR1", "run": "save.sh", "seconds": 120.0,
     }  # fmt: skip
     with at(500):
         assert checkpoint_reported(case_id=case.pk, member=0, ok=True, exit_code=0) is True
