@@ -8,7 +8,7 @@ from portal.kernel.clock import now
 from portal.ops.services import task_run
 from quotas.engine.billing import month_bounds
 from quotas.selectors.billing_time import billing_zone, month_of, previous_month
-from quotas.services.ledger import ledger_accrue
+from quotas.services.ledger import ledger_accrue, ledger_sums_merge
 from quotas.services.reconcile import reconcile
 
 NIGHT = 2
@@ -20,6 +20,7 @@ def accrue_ledger() -> None:
     """Book the whole days of running work; run by beat, and harmless at any time."""
     with task_run("quotas.accrue_ledger") as facts:
         facts["lines"] = ledger_accrue()
+        facts["sums"] = ledger_sums_merge()
 
 
 @shared_task(name="quotas.reconcile", queue="reports", ignore_result=True)

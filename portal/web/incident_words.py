@@ -93,6 +93,11 @@ WORDS: dict[str, tuple[Text, Text, Text]] = {
         _("The nightly comparison of the ledger with closed leases found differences."),
         _("Compare the lines below; corrections are new rows, nothing is mended silently."),
     ),
+    "sums_differ": (
+        _("Sums differ from the ledger"),
+        _("The comparison of the sums that pages show with the ledger's lines found differences."),
+        _("Compare the rows below; the lines are what counts, nothing is mended silently."),
+    ),
     "counters_differ": (
         _("Quota counters differ from leases"),
         _("The comparison of quota counters with open leases found differences."),

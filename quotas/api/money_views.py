@@ -21,6 +21,7 @@ from quotas.selectors.billing_time import billing_zone, month_of
 from quotas.selectors.money import Lines, book_months, line_filter, month_from
 from quotas.selectors.month_report import GROUPINGS, Total, ledger_mark, month_report
 from quotas.selectors.prices import rates
+from quotas.selectors.running import one_look
 from quotas.services.months import correction_book, month_close
 from quotas.services.prices import rate_set
 
@@ -219,6 +220,7 @@ class MonthViewSet(ApiViewSet):
         return Response({"count": len(rows), "results": rows})
 
     @extend_schema(parameters=[*FILTERS[1:5], OpenApiParameter("by", str, enum=BY)], responses={200: dict})
+    @one_look()
     def retrieve(self, request: Request, month: str) -> Response:
         """A month grouped by department, flavour, user or site; the running part is told apart."""
         by = request.query_params.get("by", "department")

@@ -3,7 +3,7 @@
 from quotas.models.approval import ApprovalPolicy, ApprovalStep, Delegation
 from quotas.models.flavour import FlavourCapacity, GpuFlavour, PoolName
 from quotas.models.grant import AskRule, QuotaChange, QuotaGrant, QuotaUsage, UserLimit
-from quotas.models.money import LedgerEntry, LedgerMonth, PriceRate, UsageSpan
+from quotas.models.money import LedgerEntry, LedgerMonth, LedgerSum, PriceRate, UsageSpan
 from quotas.models.request import CapacityRequest, RequestDependency, RequestEvent
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "GpuFlavour",
     "LedgerEntry",
     "LedgerMonth",
+    "LedgerSum",
     "PoolName",
     "PriceRate",
     "QuotaChange",

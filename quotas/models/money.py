@@ -154,3 +154,34 @@ class LedgerMonth(models.Model):
 
     def __str__(self) -> str:
         return f"{self.month:%Y-%m}"
+
+
+class LedgerSum(models.Model):
+    """Sums of ledger lines by book month, day, kind and who and what they were for.
+
+    Written by the database itself with every insert of lines (trigger in migration 0006), in the same
+    transaction, so that it equals the lines at any moment; each statement adds rows of its own, so that bookings
+    never wait for one another. `ledger_sums_merge` puts rows of one key together; the reconcile compares both sides.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    booked_month = models.DateField()
+    local_day = models.DateField()
+    kind = models.CharField(max_length=12, choices=LedgerEntry.Kind.choices)
+    department_id_ref = models.BigIntegerField()
+    user_id_ref = models.BigIntegerField(null=True)
+    flavour = models.ForeignKey(GpuFlavour, on_delete=models.PROTECT, related_name="ledger_sums")
+    site_code = models.CharField(max_length=48, blank=True)
+    cost_code = models.CharField(max_length=48, blank=True)
+    gpu_ms = models.BigIntegerField()
+    amount_micro = models.BigIntegerField()
+    lines = models.BigIntegerField()
+
+    class Meta:
+        indexes = [
+            models.Index(fields=["booked_month", "department_id_ref"], name="ledger_sum_month"),
+            models.Index(fields=["local_day", "department_id_ref"], name="ledger_sum_day"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.local_day} {self.department_id_ref} {self.amount_micro}"

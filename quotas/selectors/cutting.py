@@ -32,17 +32,18 @@ class Names:
     present: dict[int, str]
 
     @classmethod
-    def load(cls, department_ids: Iterable[int], tree: DepartmentTree | None = None) -> Names:
-        """Name rows of some departments; their present paths stand in where no row covers a time."""
-        wanted = set(department_ids)
+    def load(cls, department_ids: Iterable[int] | None, tree: DepartmentTree | None = None) -> Names:
+        """Name rows of some departments (None: of all); their present paths stand in where no row covers a time."""
+        query = DepartmentName.objects.order_by("during")
+        wanted = None if department_ids is None else set(department_ids)
         owners: dict[int, list[OwnerSpan]] = defaultdict(list)
         paths: dict[int, str] = {}
-        for row in DepartmentName.objects.filter(department_id__in=wanted).order_by("during"):
+        for row in query if wanted is None else query.filter(department_id__in=wanted):
             paths[row.pk] = row.path
             owners[row.department_id].append(
                 OwnerSpan(row.department_id, row.pk, row.during.lower, row.during.upper)
             )
-        if tree is None and wanted <= set(owners):
+        if wanted is None or (tree is None and wanted <= set(owners)):
             return cls(dict(owners), paths, {})
         tree = tree or DepartmentTree.load()
         return cls(dict(owners), paths, {pk: tree.path(pk) for pk in wanted if pk in tree.rows})
@@ -88,7 +89,7 @@ class Cutter:
         )
 
 
-def line_of(span: UsageSpan, cut: Cut, cutter: Cutter, *, booked_month: date) -> LedgerEntry:
+def line_of(span: UsageSpan, cut: Cut, names: Names, *, booked_month: date) -> LedgerEntry:
     """The (unsaved) ledger line of one cut; `span` comes with its related rows."""
     return LedgerEntry(
         uid=uuid7(),
@@ -96,7 +97,7 @@ def line_of(span: UsageSpan, cut: Cut, cutter: Cutter, *, booked_month: date) ->
         span=span,
         request_id_ref=span.request_id,
         department_id_ref=span.department_id,
-        department_path=cutter.names.path(span.department_id, cut.department),
+        department_path=names.path(span.department_id, cut.department),
         user_id_ref=span.user_id,
         user_name=span.user.get_full_name(),
         cost_code=span.request.cost_code or span.department.cost_center,

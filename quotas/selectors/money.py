@@ -10,20 +10,21 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime
+from functools import cached_property
 from typing import Any
 
 from django.db import connection
-from django.db.models import Q, QuerySet
+from django.db.models import Q, QuerySet, Value
 from django.utils.translation import gettext_lazy as _
 
 from portal.accounts.models import User
 from portal.accounts.policy import Policy
 from portal.kernel.clock import now
 from portal.kernel.errors import Invalid, NotFound
-from quotas.engine.billing import Cut
-from quotas.models import GpuFlavour, LedgerEntry, UsageSpan
+from quotas.models import GpuFlavour, LedgerEntry, LedgerSum, UsageSpan
 from quotas.selectors.billing_time import first_of_month, month_of, previous_month
-from quotas.selectors.cutting import Cutter, line_of
+from quotas.selectors.cutting import Names, line_of
+from quotas.selectors.running import Running, RunningCut, running_now
 
 PARAMS = frozenset({"month", "department", "flavour", "user", "site", "q", "kind"})
 """Query parameters that choose ledger lines; the same on pages, in files and in the API."""
@@ -132,8 +133,8 @@ def _sees_user(policy: Policy, user: User) -> bool:
 
 SPAN_COLUMNS = (
     "id", "department_id", "user_id", "flavour_id", "request_id", "site_code", "node_name", "gpu_label",
-    "charge_milli", "started_at", "ended_at", "accrued_to", "request__uid", "request__cost_code",
-    "department__cost_center", "user__display_name", "user__username", "flavour__name", "flavour__code",
+    "charge_milli", "request__uid", "request__cost_code", "department__cost_center", "user__display_name",
+    "user__username", "flavour__name", "flavour__code",
 )  # fmt: skip
 """What a running line shows; requests have many more columns."""
 
@@ -144,81 +145,103 @@ class Lines:
 
     policy: Policy
     filter: LineFilter
-    _cuts: list[tuple[UsageSpan, Cut]] | None = field(default=None, repr=False)
-    _cutter: Cutter | None = field(default=None, repr=False)
+    _running: Running | None = field(default=None, repr=False)
 
-    def _scope(self, user_column: str, department_column: str) -> Q:
-        scope = self.policy.reads_money
-        query = (
-            Q() if scope.everything else scope.q(department_column) | Q(**{user_column: self.policy.user.pk})
-        )
-        chosen = self.filter
-        if chosen.department_id is not None:
-            query &= Q(**{f"{department_column}__in": self.policy.tree.subtree(chosen.department_id)})
+    def _booked_query(self) -> Q:
+        scope, chosen = self.policy.reads_money, self.filter
+        query = Q() if scope.everything else scope.q("department_id_ref") | Q(user_id_ref=self.policy.user.pk)
+        if self._departments is not None:
+            query &= Q(department_id_ref__in=self._departments)
         if chosen.user is not None:
-            query &= Q(**{user_column: chosen.user.pk})
+            query &= Q(user_id_ref=chosen.user.pk)
         if chosen.flavour is not None:
             query &= Q(flavour_id=chosen.flavour.pk)
         if chosen.site:
             query &= Q(site_code=chosen.site)
-        return query
-
-    def booked(self) -> QuerySet[LedgerEntry]:
-        """What stands in the ledger, newest first."""
-        chosen = self.filter
-        query = self._scope("user_id_ref", "department_id_ref")
         if chosen.month is not None:
             query &= Q(booked_month=chosen.month)
         if chosen.kind:
             query &= Q(kind=chosen.kind)
-        if chosen.q:
-            query &= _search(chosen.q)
+        return query
+
+    def booked(self) -> QuerySet[LedgerEntry]:
+        """What stands in the ledger, newest first."""
+        query = self._booked_query()
+        if self.filter.q:
+            query &= _search(self.filter.q)
         return LedgerEntry.objects.filter(query).order_by("-id")
+
+    def sums(self) -> QuerySet[LedgerSum] | QuerySet[LedgerEntry]:
+        """The same as rows to add up: `gpu_ms`, `amount_micro` and `lines` of each. They come from the sums that
+        the database keeps, or for a search from the lines themselves.
+        """
+        if self.filter.q:
+            return self.booked().order_by().annotate(lines=Value(1))
+        return LedgerSum.objects.filter(self._booked_query())
+
+    @property
+    def moment(self) -> datetime:
+        """Up to when the running part counts."""
+        return self._look().at
+
+    def _look(self) -> Running:
+        if self._running is None:
+            self._running = running_now()
+        return self._running
 
     def running(self, limit: int | None = None) -> list[LedgerEntry]:
         """Unsaved lines: what open leases have used up to now and is not booked yet, newest lease first."""
         found = self.running_cuts()[:limit]
-        cutter = self._cutter
-        if cutter is None:
+        if not found:
             return []
-        return [line_of(span, cut, cutter, booked_month=first_of_month(cut.day)) for span, cut in found]
-
-    def running_cuts(self) -> list[tuple[UsageSpan, Cut]]:
-        """The same as spans and cuts, for sums. Same arithmetic, same prices as at booking; none under a search
-        or a kind, which look at the ledger alone.
-        """
-        if self._cuts is None:
-            self._cuts = self._cut_running()
-        return self._cuts
-
-    def _cut_running(self) -> list[tuple[UsageSpan, Cut]]:
-        chosen, moment = self.filter, now()
-        present = month_of(moment)
-        # The month before has a running part until its last day is booked.
-        if chosen.q or chosen.kind or chosen.month not in {None, present, previous_month(present)}:
-            return []
-        spans = list(
-            UsageSpan.objects.filter(
-                self._scope("user_id", "department_id"), ended_at=None, started_at__lt=moment
-            )
-            .select_related("request", "department", "user", "flavour")
+        spans = (
+            UsageSpan.objects.select_related("request", "department", "user", "flavour")
             .only(*SPAN_COLUMNS)
-            .order_by("-started_at", "-id")
+            .in_bulk({row.span_id for row in found})
         )
-        if not spans:
+        names = Names.load({row.department_id for row in found})
+        lines = []
+        for row in found:
+            span = spans[row.span_id]
+            line = line_of(span, row.cut, names, booked_month=first_of_month(row.cut.day))
+            line.request_uid = span.request.uid  # type: ignore[attr-defined]
+            lines.append(line)
+        return lines
+
+    def running_cuts(self) -> list[RunningCut]:
+        """The same as cuts, for sums. Same arithmetic, same prices as at booking; none under a search or a kind,
+        which look at the ledger alone.
+        """
+        chosen = self.filter
+        if chosen.q or chosen.kind:
             return []
-        self._cutter = Cutter.load(spans, tree=self.policy.tree)
-        return [
-            (span, cut)
-            for span in spans
-            for cut in reversed(self._cutter.cuts(span, until=moment))
-            if chosen.month in {None, first_of_month(cut.day)}
-        ]
+        look = self._look()
+        present = month_of(look.at)
+        # The month before has a running part until its last day is booked.
+        if chosen.month not in {None, present, previous_month(present)}:
+            return []
+        return [row for row in look.cuts if self._shows(row)]
+
+    def _shows(self, row: RunningCut) -> bool:
+        chosen, scope = self.filter, self.policy.reads_money
+        return (
+            (row.department_id in scope or row.user_id == self.policy.user.pk)
+            and (self._departments is None or row.department_id in self._departments)
+            and (chosen.user is None or row.user_id == chosen.user.pk)
+            and (chosen.flavour is None or row.flavour_id == chosen.flavour.pk)
+            and (not chosen.site or row.site_code == chosen.site)
+            and chosen.month in {None, first_of_month(row.cut.day)}
+        )
+
+    @cached_property
+    def _departments(self) -> frozenset[int] | None:
+        chosen = self.filter.department_id
+        return None if chosen is None else frozenset(self.policy.tree.subtree(chosen))
 
     def all(self) -> Iterator[LedgerEntry]:
         """Running lines, then booked ones; for files."""
         yield from self.running()
-        yield from self.booked().select_related("span__request").iterator(chunk_size=2000)
+        yield from self.booked().iterator(chunk_size=2000)
 
 
 def _search(text: str) -> Q:

@@ -7,20 +7,17 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta
-from typing import Any
 
-from django.db.models import BigIntegerField, Case, Count, F, Q, Sum, Value, When
+from django.db.models import Sum
 
 from portal.accounts.models import User
 from portal.accounts.policy import Policy
-from portal.kernel.clock import now
 from quotas.engine.billing import day_bounds, month_bounds
 from quotas.models import GpuFlavour, LedgerEntry
 from quotas.selectors.billing_time import billing_zone, previous_month
 from quotas.selectors.money import LineFilter, Lines
 
 MS = timedelta(milliseconds=1)
-CORRECTION = Q(kind=LedgerEntry.Kind.CORRECTION)
 GROUPINGS = ("department", "flavour", "user", "site")
 
 
@@ -112,22 +109,13 @@ def month_report(policy: Policy, chosen: LineFilter, by: str) -> MonthReport:
     month = chosen.month
     zone = billing_zone()
     start, end = month_bounds(month.year, month.month, zone)
-    until = min(now(), end)
+    until = min(lines.moment, end)
+    groups, fold = _grouping(policy, chosen, by)
     column = KEYS[by]
-    groups, fold, key = _grouping(policy, chosen, by)
     grouped = (
-        lines.booked()
-        .order_by()
-        .annotate(key=key)
-        .values_list("key", "local_day")
-        .annotate(
-            ms=Sum("gpu_ms"),
-            micro=Sum("amount_micro"),
-            n=Count("pk"),
-            corrected_ms=Sum("gpu_ms", filter=CORRECTION, default=0),
-            corrected_micro=Sum("amount_micro", filter=CORRECTION, default=0),
-            corrected=Count("pk", filter=CORRECTION),
-        )
+        lines.sums()
+        .values_list(column, "local_day", "kind")
+        .annotate(ms=Sum("gpu_ms"), micro=Sum("amount_micro"), n=Sum("lines"))
     )
     days = _days(month, until)
     wanted = set(days)
@@ -153,17 +141,17 @@ def month_report(policy: Policy, chosen: LineFilter, by: str) -> MonthReport:
         groups[key].total.add(ms, micro, n)
         (report.by_day[key][day] if day in wanted else report.outside).add(ms, micro, n)
 
-    for key_, day, ms, micro, n, corrected_ms, corrected_micro, corrected in grouped:
-        count(key_, day, ms, micro, n)
-        if corrected:
-            report.corrections.add(corrected_ms, corrected_micro, corrected)
-    of_span = operator.attrgetter(column.removesuffix("_ref"))
-    for span, cut in lines.running_cuts():
-        count(fold(of_span(span)), cut.day, cut.gpu_ms, cut.amount_micro, 1)
-        report.running.add(cut.gpu_ms, cut.amount_micro)
+    for key, day, kind, ms, micro, n in grouped:
+        count(fold(key), day, ms, micro, n)
+        if kind == LedgerEntry.Kind.CORRECTION:
+            report.corrections.add(ms, micro, n)
+    of_row = operator.attrgetter(column)
+    for row in lines.running_cuts():
+        count(fold(of_row(row)), row.cut.day, row.cut.gpu_ms, row.cut.amount_micro, 1)
+        report.running.add(row.cut.gpu_ms, row.cut.amount_micro)
     for group in groups.values():
         report.total.add(group.total.gpu_ms, group.total.amount_micro, group.total.lines)
-    _compare(policy, report, groups, key, by_day=by == "department")
+    _compare(policy, report, groups, fold, by)
     report.groups = sorted(
         (g for g in groups.values() if g.total.lines or g.before_micro),
         key=lambda g: (-g.total.amount_micro, -g.total.gpu_ms, g.label),
@@ -182,9 +170,9 @@ def _days(month: date, until: datetime) -> list[date]:
     )
 
 
-def _compare(policy: Policy, report: MonthReport, groups: _Groups, key: Any, *, by_day: bool) -> None:
+def _compare(policy: Policy, report: MonthReport, groups: _Groups, fold: Fold, by: str) -> None:
     """Money of the month before, for a running month only up to the same day and time of it: whole days, and
-    of the last day the share of it that has passed. `by_day` also fills `before_by_day`.
+    of the last day the share of it that has passed.
     """
     assert report.filter.month is not None
     before = previous_month(report.filter.month)
@@ -194,27 +182,29 @@ def _compare(policy: Policy, report: MonthReport, groups: _Groups, key: Any, *, 
     cut_day = before.replace(day=min(local.day, last_day)) if report.so_far else date.max
     first, last = day_bounds(local.date(), billing_zone())
     passed, length = (report.until - first) // MS, (last - first) // MS
-    earlier, that_day = Q(local_day__lt=cut_day), Q(local_day=cut_day)
-    query = Lines(policy, replace(report.filter, month=before)).booked().order_by().annotate(key=key)
-    for row in query.values_list("key", *(("local_day",) if by_day else ())).annotate(
-        ms=Sum("gpu_ms", filter=earlier, default=0),
-        micro=Sum("amount_micro", filter=earlier, default=0),
-        n=Count("pk"),
-        day_ms=Sum("gpu_ms", filter=that_day, default=0),
-        day_micro=Sum("amount_micro", filter=that_day, default=0),
-        all_ms=Sum("gpu_ms"),
-        all_micro=Sum("amount_micro"),
-    ):
-        ms, micro, n, day_ms, day_micro, all_ms, all_micro = row[-7:]
-        report.before_whole.add(all_ms, all_micro, n)
-        if by_day:
-            report.before_by_day[row[1]] += all_micro
-        ms += day_ms * passed // length
-        micro += day_micro * passed // length
-        if ms or micro or not report.so_far:
-            group = groups[row[0]]
-            group.before_micro = (group.before_micro or 0) + micro
-            report.before.add(ms, micro, n)
+    rows = (
+        Lines(policy, replace(report.filter, month=before))
+        .sums()
+        .values_list(KEYS[by], "local_day")
+        .annotate(ms=Sum("gpu_ms"), micro=Sum("amount_micro"), n=Sum("lines"))
+    )
+    that_day: dict[Hashable, Total] = defaultdict(Total)
+    for key, day, ms, micro, n in rows:
+        report.before_whole.add(ms, micro, n)
+        report.before_by_day[day] += micro
+        if day < cut_day:
+            _add_before(report, groups[fold(key)], ms, micro)
+        elif day == cut_day:
+            that_day[fold(key)].add(ms, micro, n)
+    for key, total in that_day.items():
+        ms, micro = total.gpu_ms * passed // length, total.amount_micro * passed // length
+        if ms or micro:
+            _add_before(report, groups[key], ms, micro)
+
+
+def _add_before(report: MonthReport, group: Group, ms: int, micro: int) -> None:
+    group.before_micro = (group.before_micro or 0) + micro
+    report.before.add(ms, micro)
 
 
 class _Groups(dict[Hashable, Group]):
@@ -232,8 +222,8 @@ class _Groups(dict[Hashable, Group]):
 Fold = Callable[[Hashable], Hashable]
 
 
-def _grouping(policy: Policy, chosen: LineFilter, by: str) -> tuple[_Groups, Fold, Any]:
-    """Groups, how a line's column becomes a key in memory, and the same for the database."""
+def _grouping(policy: Policy, chosen: LineFilter, by: str) -> tuple[_Groups, Fold]:
+    """Groups, and the key of the group that a line's column belongs to."""
     if by == "department":
         return _departments(policy, chosen)
     if by == "flavour":
@@ -243,7 +233,7 @@ def _grouping(policy: Policy, chosen: LineFilter, by: str) -> tuple[_Groups, Fol
         groups = _Groups(lambda k: Group(k, str(k), {"site": str(k)}))
     else:
         groups = _Groups(lambda k: Group(k, str(k), {}))
-    return groups, lambda k: k, F(KEYS[by])
+    return groups, lambda k: k
 
 
 def _seen(policy: Policy, departments: list[int]) -> list[int]:
@@ -254,7 +244,7 @@ def _seen(policy: Policy, departments: list[int]) -> list[int]:
     return [pk for pk in departments if seen & set(policy.tree.subtree(pk))]
 
 
-def _departments(policy: Policy, chosen: LineFilter) -> tuple[_Groups, Fold, Any]:
+def _departments(policy: Policy, chosen: LineFilter) -> tuple[_Groups, Fold]:
     """The children of the chosen department (or of the topmost level with more than one), each with its
     subtree; what stands on the parent itself is a row of its own.
     """
@@ -282,10 +272,7 @@ def _departments(policy: Policy, chosen: LineFilter) -> tuple[_Groups, Fold, Any
             children=not own and bool(tree.children.get(key)),
         )
 
-    column = KEYS["department"]
-    branches = [When(**{f"{column}__in": tree.subtree(head)}, then=Value(head)) for head in heads]
-    key = Case(*branches, default=F(column), output_field=BigIntegerField()) if branches else F(column)
-    return _Groups(make), lambda k: owner.get(k, k) if isinstance(k, int) else k, key
+    return _Groups(make), lambda k: owner.get(k, k) if isinstance(k, int) else k
 
 
 def _name_users(groups: Iterable[Group]) -> None:

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from datetime import date, datetime, timedelta
 
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models import F, Q
 
 from portal.kernel.clock import now
@@ -136,10 +136,38 @@ def _book(spans: Sequence[UsageSpan], *, until: dict[int, datetime], books: Book
     lines: list[LedgerEntry] = []
     for span in spans:
         cuts = cutter.cuts(span, until=until[span.pk])
-        lines += [line_of(span, cut, cutter, booked_month=books.month_for(cut.day)) for cut in cuts]
+        lines += [line_of(span, cut, cutter.names, booked_month=books.month_for(cut.day)) for cut in cuts]
     LedgerEntry.objects.bulk_create(lines, batch_size=1000)
     _tell_missing_prices(lines)
     return len(lines)
+
+
+_MERGE = """
+WITH many AS (
+    SELECT booked_month, local_day, kind, department_id_ref, user_id_ref, flavour_id, site_code, cost_code
+    FROM quotas_ledgersum GROUP BY 1, 2, 3, 4, 5, 6, 7, 8 HAVING count(*) > 1
+), taken AS (
+    DELETE FROM quotas_ledgersum s USING many m
+    WHERE s.booked_month = m.booked_month AND s.local_day = m.local_day AND s.kind = m.kind
+      AND s.department_id_ref = m.department_id_ref AND s.user_id_ref IS NOT DISTINCT FROM m.user_id_ref
+      AND s.flavour_id = m.flavour_id AND s.site_code = m.site_code AND s.cost_code = m.cost_code
+    RETURNING s.*
+)
+INSERT INTO quotas_ledgersum (booked_month, local_day, kind, department_id_ref, user_id_ref, flavour_id, site_code,
+                              cost_code, gpu_ms, amount_micro, lines)
+SELECT booked_month, local_day, kind, department_id_ref, user_id_ref, flavour_id, site_code, cost_code,
+       sum(gpu_ms)::bigint, sum(amount_micro)::bigint, sum(lines)::bigint
+FROM taken GROUP BY 1, 2, 3, 4, 5, 6, 7, 8
+"""
+
+
+def ledger_sums_merge() -> int:
+    """Put sums of one key into one row; returns the rows written. What they add up to stays the same at any
+    moment: it is one statement, and a second run at once only finds rows that the first left.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(_MERGE)
+        return int(cursor.rowcount)
 
 
 def correction_of(

@@ -24,7 +24,7 @@ from quotas.services.books import books_for_booking, books_for_closing
 from quotas.services.ledger import correction_of
 from quotas.services.reconcile import reconcile
 
-MONEY_INCIDENTS = ("price_missing", "counters_differ", "ledger_differs")
+MONEY_INCIDENTS = ("price_missing", "counters_differ", "ledger_differs", "sums_differ")
 
 
 @dataclass(frozen=True)

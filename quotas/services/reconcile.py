@@ -1,13 +1,14 @@
 """Compare what should be equal. A difference is an incident; nothing is mended silently.
 
 * quota counters against the open usage spans of each department's subtree, per flavour;
-* the lines of each closed span against its length × charge.
+* the lines of each closed span against its length × charge;
+* the sums that pages show against the lines they are of.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any
 
 from django.db import connection, transaction
@@ -16,6 +17,7 @@ from portal.kernel.clock import now
 from portal.ops.models import Incident
 from portal.ops.services import incident_open, incident_resolve
 from quotas.models import GpuFlavour
+from quotas.selectors.billing_time import month_of
 from quotas.services.ledger import ENDED_EARLIER
 
 SHOWN = 20
@@ -53,6 +55,24 @@ FROM (
 ) e ON true
 """
 
+# Line by line in one statement, so that a booking meanwhile is seen on both sides or on neither.
+SUMS = """
+SELECT coalesce(a.booked_month, b.booked_month), coalesce(a.department_id_ref, b.department_id_ref),
+       coalesce(a.gpu_ms, 0), coalesce(a.micro, 0), coalesce(a.n, 0),
+       coalesce(b.gpu_ms, 0), coalesce(b.micro, 0), coalesce(b.n, 0)
+FROM (
+    SELECT booked_month, local_day, kind, department_id_ref, coalesce(user_id_ref, 0) AS person, flavour_id,
+           site_code, cost_code, sum(gpu_ms) AS gpu_ms, sum(amount_micro) AS micro, count(*) AS n
+    FROM quotas_ledgerentry WHERE %(month)s::date IS NULL OR booked_month >= %(month)s
+    GROUP BY 1, 2, 3, 4, 5, 6, 7, 8
+) a FULL JOIN (
+    SELECT booked_month, local_day, kind, department_id_ref, coalesce(user_id_ref, 0) AS person, flavour_id,
+           site_code, cost_code, sum(gpu_ms) AS gpu_ms, sum(amount_micro) AS micro, sum(lines) AS n
+    FROM quotas_ledgersum WHERE %(month)s::date IS NULL OR booked_month >= %(month)s
+    GROUP BY 1, 2, 3, 4, 5, 6, 7, 8
+) b USING (booked_month, local_day, kind, department_id_ref, person, flavour_id, site_code, cost_code)
+"""
+
 
 @dataclass
 class Reconciled:
@@ -67,11 +87,13 @@ class Reconciled:
     closed_gpu_ms: int = 0
     ledger_gpu_ms: int = 0
     ledger_differences: list[dict[str, Any]] = field(default_factory=list)
+    summed_lines: int = 0
+    sum_differences: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def differences(self) -> int:
         """How many pairs differ."""
-        return len(self.counter_differences) + len(self.ledger_differences)
+        return len(self.counter_differences) + len(self.ledger_differences) + len(self.sum_differences)
 
     def as_facts(self) -> dict[str, Any]:
         """For the task's row: figures and the first differences."""
@@ -84,18 +106,24 @@ class Reconciled:
             "closed_gpu_ms": self.closed_gpu_ms,
             "ledger_gpu_ms": self.ledger_gpu_ms,
             "ledger_differences": self.ledger_differences[:SHOWN],
+            "summed_lines": self.summed_lines,
+            "sum_differences": self.sum_differences[:SHOWN],
             "differences": self.differences,
         }
 
 
 def reconcile(*, since: datetime | None = None) -> Reconciled:
-    """Compare now; `since` limits the ledger's side to spans closed from then on."""
+    """Compare now; `since` limits the ledger's side to spans closed from then on, and the sums to the books from
+    that month on.
+    """
     result = Reconciled(at=now())
     _counters(result)
     _ledger(result, since)
+    _sums(result, month_of(since) if since else None)
     with transaction.atomic():
         _tell("counters_differ", result.counter_differences, Incident.Severity.CRITICAL)
         _tell("ledger_differs", result.ledger_differences, Incident.Severity.CRITICAL)
+        _tell("sums_differ", result.sum_differences, Incident.Severity.CRITICAL)
     return result
 
 
@@ -131,6 +159,23 @@ def _ledger(result: Reconciled, since: datetime | None) -> None:
             if should != booked:
                 result.ledger_differences.append(
                     {"span": span, "gpu": label, "lease_gpu_ms": int(should), "ledger_gpu_ms": int(booked)}
+                )
+
+
+def _sums(result: Reconciled, month: date | None) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(SUMS, {"month": month})
+        for books, department, gpu_ms, micro, n, sum_ms, sum_micro, sum_n in cursor.fetchall():
+            result.summed_lines += int(n)
+            if (gpu_ms, micro, n) != (sum_ms, sum_micro, sum_n):
+                result.sum_differences.append(
+                    {
+                        "month": f"{books:%Y-%m}",
+                        "department": department,
+                        "gpu_ms": [int(gpu_ms), int(sum_ms)],
+                        "amount_micro": [int(micro), int(sum_micro)],
+                        "lines": [int(n), int(sum_n)],
+                    }
                 )
 
 

@@ -196,7 +196,7 @@ def _ledger(spans: list[Any], flavours: list[Any]) -> int:
         span.user, span.department = people[span.user_id], departments[span.department_id]
         span.flavour, span.request = kinds[span.flavour_id], asks[span.request_id]
         for cut in cutter.cuts(span, until=span.ended_at, since=span.started_at):
-            line = line_of(span, cut, cutter, booked_month=cut.day.replace(day=1))
+            line = line_of(span, cut, cutter.names, booked_month=cut.day.replace(day=1))
             line.booked_at = span.ended_at
             lines.append(line)
         if len(lines) >= 5_000:
