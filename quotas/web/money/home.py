@@ -16,12 +16,14 @@ from quotas.selectors.billing_time import billing_zone, month_of, next_month, pr
 from quotas.selectors.finance_home import Forecast, decisions, forecast
 from quotas.selectors.money import LineFilter, book_months
 from quotas.selectors.month_report import MonthReport, month_report
+from quotas.selectors.running import one_look
 from quotas.templatetags.money_tags import month_name
 from quotas.web.money.common import MONEY_ROLES, for_roles, policy_of_request
 
 
 @for_roles(*MONEY_ROLES, Role.LEAD)
 @require_safe
+@one_look()
 def finance_home(request: HttpRequest) -> HttpResponse:
     """``/finance/``."""
     policy = policy_of_request(request)

@@ -7,7 +7,7 @@ from typing import Any
 
 from django import forms
 from django.core.paginator import Paginator
-from django.db.models import Count, Sum
+from django.db.models import F, Sum
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import render
 from django.urls import reverse
@@ -22,6 +22,7 @@ from quotas.models import LedgerEntry
 from quotas.selectors.billing_time import billing_zone
 from quotas.selectors.money import LineFilter, Lines, book_months
 from quotas.selectors.month_report import ledger_mark
+from quotas.selectors.running import one_look
 from quotas.services.months import correction_book
 from quotas.web.money import files
 from quotas.web.money.common import about, filter_chips, lines_of, policy_of_request, signed_in
@@ -32,20 +33,21 @@ RUNNING_SHOWN = 5
 
 @signed_in
 @require_safe
+@one_look()
 def ledger(request: HttpRequest) -> HttpResponse:
     """``/ledger/``: booked lines newest first, 50 a page; above the first page what runs now."""
     policy = policy_of_request(request)
     lines = lines_of(request)
     booked = lines.booked()
-    totals = booked.order_by().aggregate(
-        ms=Sum("gpu_ms", default=0), micro=Sum("amount_micro", default=0), n=Count("pk")
+    totals = lines.sums().aggregate(
+        ms=Sum("gpu_ms", default=0), micro=Sum("amount_micro", default=0), n=Sum("lines", default=0)
     )
-    paginator = Paginator(booked.select_related("span__request"), 50)
+    paginator = Paginator(booked.annotate(request_uid=F("span__request__uid")), 50)
     paginator.__dict__["count"] = totals["n"]  # counted with the sums: no second look
     page = paginator.get_page(request.GET.get("page"))
     running = lines.running_cuts()
-    running_ms = sum(cut.gpu_ms for _span, cut in running)
-    running_micro = sum(cut.amount_micro for _span, cut in running)
+    running_ms = sum(row.cut.gpu_ms for row in running)
+    running_micro = sum(row.cut.amount_micro for row in running)
     context = {
         "page": page,
         "running_count": len(running),
@@ -69,6 +71,7 @@ def ledger(request: HttpRequest) -> HttpResponse:
 
 @signed_in
 @require_safe
+@one_look()
 def ledger_file(request: HttpRequest) -> HttpResponse:
     """``/ledger/file/?for=people|machines`` with the list's filter."""
     policy = policy_of_request(request)

@@ -17,6 +17,7 @@ from portal.kernel.units import MICRO, MS_PER_HOUR
 from quotas.selectors.billing_time import billing_zone, month_of
 from quotas.selectors.money import Lines, book_state
 from quotas.selectors.month_report import GROUPINGS, MonthReport, ledger_mark, month_report
+from quotas.selectors.running import one_look
 from quotas.web.money import files
 from quotas.web.money.common import DEFINITIONS, about, filter_chips, lines_of, policy_of_request, signed_in
 
@@ -34,6 +35,7 @@ def grouping(request: HttpRequest) -> str:
 
 @signed_in
 @require_safe
+@one_look()
 def month(request: HttpRequest) -> HttpResponse:
     """``/months/?month=2026-05&by=department``."""
     policy = policy_of_request(request)
@@ -68,6 +70,7 @@ def month(request: HttpRequest) -> HttpResponse:
 
 @signed_in
 @require_safe
+@one_look()
 def month_file(request: HttpRequest) -> HttpResponse:
     """``/months/file/?for=people|machines&rows=groups|lines`` with the page's filter."""
     policy = policy_of_request(request)

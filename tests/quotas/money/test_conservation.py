@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from django.db import connection
-from django.db.models import Sum
+from django.db.models import Count, Sum
 from django.test import override_settings
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -18,7 +18,7 @@ from portal.kernel.clock import set_clock
 from portal.kernel.units import cost_micro
 from portal.ops.actor import SYSTEM
 from quotas.engine.billing import gpu_ms_between, local_day
-from quotas.models import LedgerEntry, PriceRate, UsageSpan
+from quotas.models import LedgerEntry, LedgerSum, PriceRate, UsageSpan
 from quotas.services.ledger import ledger_accrue, usage_span_close, usage_span_open
 from quotas.services.prices import rate_set
 from quotas.services.reconcile import reconcile
@@ -133,6 +133,9 @@ def live_through(facts: dict) -> None:
             during = names[line.department_path]
             assert during.lower <= line.starts_at
             assert during.upper is None or line.ends_at <= during.upper
+    kept = LedgerSum.objects.aggregate(m=Sum("amount_micro"), h=Sum("gpu_ms"), n=Sum("lines"))
+    lines = LedgerEntry.objects.aggregate(m=Sum("amount_micro"), h=Sum("gpu_ms"), n=Count("pk"))
+    assert kept == lines
     by_day = LedgerEntry.objects.values("local_day").annotate(m=Sum("amount_micro"), h=Sum("gpu_ms"))
     by_month = LedgerEntry.objects.values("booked_month").annotate(m=Sum("amount_micro"), h=Sum("gpu_ms"))
     assert sum(d["m"] for d in by_day) == sum(m["m"] for m in by_month)
