@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pool.engine.fit import Need
 from pool.engine.fleet import Fleet
@@ -127,7 +127,7 @@ def replay_nodes(
         found = find_among(state, state.view(None), request, needs)
         members = () if found is None else found.members
         for member in members:
-            state.take(member)
+            state.take(_as_told(member, task))
         elapsed = clock() - began
         yield _decision(fleet, task, members, elapsed)
         if history is None:
@@ -158,6 +158,13 @@ def ask_of(task: Task, models: Sequence[str]) -> Ask:
     mib = CARD_MIB * task.milli // 1000 if fraction else 0
     needs = [Need(flavour, task.milli, mib, task.milli * task.gpus) for flavour in flavours]
     return request, needs or [Need(None, 0, 0, 0)]
+
+
+def _as_told(member: Member, task: Task) -> Member:
+    """A request that names no CPU or memory takes its share of the host; a task of a trace takes none."""
+    if task.cpu_milli and task.memory_mib:
+        return member
+    return replace(member, cpu_milli=task.cpu_milli, memory_mib=task.memory_mib)
 
 
 def _decision(fleet: Fleet, task: Task, members: tuple[Member, ...], seconds: float) -> Decision:
