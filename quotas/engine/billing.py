@@ -16,6 +16,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
+from functools import lru_cache
 from typing import TypeVar
 from zoneinfo import ZoneInfo
 
@@ -74,6 +75,7 @@ class Cut:
     amount_micro: int
 
 
+@lru_cache(maxsize=4096)
 def day_start(day: date, zone: ZoneInfo) -> datetime:
     """The first moment of a local day, in UTC; where midnight is skipped, the moment the clock jumps."""
     return datetime.combine(day, time.min, tzinfo=zone).astimezone(UTC)

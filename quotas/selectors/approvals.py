@@ -10,7 +10,7 @@ from django.db.models import Q, QuerySet
 from portal.accounts.models import Role
 from portal.accounts.policy import Policy
 from quotas.models import ApprovalStep, CapacityRequest, QuotaChange
-from quotas.selectors.approvers import Deciders, May
+from quotas.selectors.approvers import Deciders, May, StepKey, SubjectKey
 from quotas.selectors.requests import decides_scope
 
 State = ApprovalStep.State
@@ -53,10 +53,8 @@ def visible_steps(policy: Policy) -> QuerySet[ApprovalStep]:
             "on_behalf_of",
             "request__flavour",
             "request__department",
-            "request__requester",
             "quota_change__flavour",
             "quota_change__department",
-            "quota_change__requester",
             "quota_change__lender",
         )
         .order_by("due_at", "id")
@@ -64,9 +62,11 @@ def visible_steps(policy: Policy) -> QuerySet[ApprovalStep]:
 
 
 def subject_of(step: ApprovalStep) -> CapacityRequest | QuotaChange:
-    """The request or quota change of a step."""
+    """The request or quota change of a step; its requester is the step's, held by the database."""
     subject = step.request or step.quota_change
     assert subject is not None
+    if subject.requester_id == step.requester_id and "requester" in step._state.fields_cache:
+        subject.requester = step.requester
     return subject
 
 
@@ -145,12 +145,10 @@ def light_rows(policy: Policy) -> list[LightRow]:
         change_state,
     ) in rows:
         assert deciders is not None
-        step = ApprovalStep(role=role, department_id=place)
+        step = StepKey(role, place)
         is_change = where is None
-        subject = CapacityRequest(
-            requester_id=requester_id,
-            last_editor_id=change_editor if is_change else editor,
-            department_id=change_where if is_change else where,
+        subject = SubjectKey(
+            requester_id, change_editor if is_change else editor, change_where if is_change else where
         )
         mine, may = deciders.is_mine(user_id, step, subject), deciders.may(user_id, step, subject)
         kept.append(LightRow(pk, is_change, change_state if is_change else state, mine, may))

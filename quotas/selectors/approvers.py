@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from django.db.models import Q
 
@@ -30,6 +31,25 @@ class May:
     ok: bool
     behalf: int | None = None
     why: str = ""
+
+
+class StepKey(NamedTuple):
+    """What decides who may decide a step; the row of a step serves as well."""
+
+    role: str
+    department_id: int | None
+
+
+class SubjectKey(NamedTuple):
+    """The same of a request or quota change."""
+
+    requester_id: int
+    last_editor_id: int | None
+    department_id: int
+
+
+AnyStep = ApprovalStep | StepKey
+AnySubject = CapacityRequest | QuotaChange | SubjectKey
 
 
 @dataclass(slots=True)
@@ -82,7 +102,7 @@ class Deciders:
         held = self.bindings.get(role, {})
         return any(user_id in held.get(place, ()) for place in places)
 
-    def barred(self, subject: CapacityRequest | QuotaChange) -> set[int]:
+    def barred(self, subject: AnySubject) -> set[int]:
         """Who may never decide it: requester, last editor, and their active deputies."""
         people = {subject.requester_id, subject.last_editor_id} - {None}
         out: set[int] = set()
@@ -118,7 +138,7 @@ class Deciders:
             ]
         return found
 
-    def primary(self, step: ApprovalStep, subject: CapacityRequest | QuotaChange) -> list[int]:
+    def primary(self, step: AnyStep, subject: AnySubject) -> list[int]:
         """Those who are asked first: the leads of the step's own department, or all holders of its role."""
         barred = self.barred(subject)
         if step.role == Role.LEAD:
@@ -127,7 +147,7 @@ class Deciders:
             ]
         return self.holders(step.role, subject.department_id, barred)
 
-    def may(self, user_id: int, step: ApprovalStep, subject: CapacityRequest | QuotaChange) -> May:
+    def may(self, user_id: int, step: AnyStep, subject: AnySubject) -> May:
         """Whether the person may decide the step now, in their own right or as somebody's deputy."""
         if user_id in self.barred(subject):
             return May(False, why="self_approval")
@@ -143,11 +163,11 @@ class Deciders:
                 return May(True, behalf=principal)
         return May(False, why="not_yours")
 
-    def _in_own_right(self, user_id: int, step: ApprovalStep, subject: CapacityRequest | QuotaChange) -> bool:
+    def _in_own_right(self, user_id: int, step: AnyStep, subject: AnySubject) -> bool:
         where = step.department_id if step.role == Role.LEAD else subject.department_id
         return self.holds(user_id, step.role, where)
 
-    def is_mine(self, user_id: int, step: ApprovalStep, subject: CapacityRequest | QuotaChange) -> bool:
+    def is_mine(self, user_id: int, step: AnyStep, subject: AnySubject) -> bool:
         """Whether the person, or somebody whose deputy the person is, is asked first."""
         first = self.primary(step, subject)
         return user_id not in self.barred(subject) and (

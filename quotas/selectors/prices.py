@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from django.db.models import Q, QuerySet
@@ -48,6 +48,7 @@ class PriceBook:
     """Price versions of some flavours in memory: one query for any number of cuts."""
 
     by_key: dict[tuple[int, str], list[PriceSpan]]
+    _known: dict[tuple[int, str], list[PriceSpan]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def load(cls, flavour_ids: Iterable[int] | None = None, *, since: datetime | None = None) -> PriceBook:
@@ -66,6 +67,12 @@ class PriceBook:
 
     def spans(self, flavour_id: int, site_code: str = "") -> list[PriceSpan]:
         """Prices of a flavour at a site in time order: its own, and the general ones between them."""
+        key = (flavour_id, site_code)
+        if key not in self._known:
+            self._known[key] = self._spans(flavour_id, site_code)
+        return self._known[key]
+
+    def _spans(self, flavour_id: int, site_code: str) -> list[PriceSpan]:
         own = self.by_key.get((flavour_id, site_code), []) if site_code else []
         general = self.by_key.get((flavour_id, ""), [])
         if not own or not general:

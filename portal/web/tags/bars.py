@@ -68,7 +68,10 @@ def qbar(
         marks += ['<span class="bor"></span>'] * bool(borrow) + ['<span class="over"></span>']
     marks += ['<span class="len"></span>'] * bool(lent) + ['<span class="ask"></span>'] * bool(ask)
     marks.append('<span class="g"></span>')
-    style = f"--used:{used};--guar:{guar};--borrow:{borrow};--lent:{lent};--cap:{top or 1};--ask:{ask}"
+    parts = {"used": used, "guar": guar, "borrow": borrow, "lent": lent, "cap": top or 1, "ask": ask}
+    style = ";".join(
+        f"--{name}:{value}" for name, value in parts.items() if value
+    )  # 0 is the style's default
     return format_html(
         '<div class="qbar"{}{} style="{}" role="img" aria-label="{}">{}</div>',
         attr("data-size", size),
