@@ -3,10 +3,20 @@
 from quotas.models.approval import ApprovalPolicy, ApprovalStep, Delegation
 from quotas.models.flavour import FlavourCapacity, GpuFlavour, PoolName
 from quotas.models.grant import AskRule, QuotaChange, QuotaGrant, QuotaUsage, UserLimit
-from quotas.models.money import LedgerEntry, LedgerMonth, LedgerSum, PriceRate, UsageSpan
+from quotas.models.money import (
+    Budget,
+    BudgetWarning,
+    LedgerEntry,
+    LedgerMonth,
+    LedgerSum,
+    PriceRate,
+    UsageSpan,
+)
 from quotas.models.request import CapacityRequest, RequestDependency, RequestEvent
 
 __all__ = [
+    "Budget",
+    "BudgetWarning",
     "ApprovalPolicy",
     "ApprovalStep",
     "AskRule",

@@ -185,3 +185,71 @@ class LedgerSum(models.Model):
 
     def __str__(self) -> str:
         return f"{self.local_day} {self.department_id_ref} {self.amount_micro}"
+
+
+class Budget(PublicModel):
+    """What a department and all below it may use in a period of the books: money, GPU-hours, or both.
+
+    The period is [`starts_on`, `ends_on`), first days of months. One budget per department and period length at a
+    time. `stops`: once it is used up, no new work above the guarantee starts; running work is left alone.
+    """
+
+    class Period(models.TextChoices):
+        MONTH = "month", _("month")
+        QUARTER = "quarter", _("quarter")
+        YEAR = "year", _("year")
+
+    department = models.ForeignKey("accounts.Department", on_delete=models.PROTECT, related_name="budgets")
+    period = models.CharField(max_length=8, choices=Period.choices)
+    starts_on = models.DateField()
+    ends_on = models.DateField()
+    amount_micro = models.BigIntegerField(null=True, blank=True)
+    gpu_ms = models.BigIntegerField(null=True, blank=True)
+    stops = models.BooleanField(default=False)
+    note = models.CharField(max_length=300, blank=True)
+    set_by_name = models.CharField(max_length=200, blank=True)
+    ended_at = models.DateTimeField(null=True, blank=True, help_text="taken back, or replaced by another")
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(condition=Q(ends_on__gt=F("starts_on")), name="budget_order"),
+            models.CheckConstraint(
+                condition=Q(amount_micro__isnull=False) | Q(gpu_ms__isnull=False), name="budget_of_something"
+            ),
+            models.CheckConstraint(
+                condition=(Q(amount_micro=None) | Q(amount_micro__gt=0)) & (Q(gpu_ms=None) | Q(gpu_ms__gt=0)),
+                name="budget_positive",
+            ),
+            models.UniqueConstraint(
+                fields=["department", "period", "starts_on"], condition=Q(ended_at=None), name="budget_one"
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["starts_on", "ends_on"], name="budget_period", condition=Q(ended_at=None))
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.department} {self.starts_on:%Y-%m}"
+
+
+class BudgetWarning(models.Model):
+    """A threshold of a budget that was reached, and told once."""
+
+    class Measure(models.TextChoices):
+        MONEY = "money", _("Money")
+        HOURS = "hours", _("GPU-hours")
+
+    id = models.BigAutoField(primary_key=True)
+    budget = models.ForeignKey(Budget, on_delete=models.PROTECT, related_name="warnings")
+    measure = models.CharField(max_length=8, choices=Measure.choices)
+    percent = models.PositiveSmallIntegerField()
+    used = models.BigIntegerField(help_text="micro currency or GPU-milliseconds when it was seen")
+    at = models.DateTimeField(default=now)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["budget", "measure", "percent"], name="budget_warning_once")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.budget_id} {self.percent}"
