@@ -49,7 +49,7 @@ def gpus_lock(gpu_ids: Iterable[int]) -> dict[int, Gpu]:
     _in_transaction()
     rows = (
         Gpu.objects.select_for_update(of=("self",), no_key=True)
-        .select_related("node__cluster__site")
+        .select_related("node__cluster__site", "flavour")
         .filter(pk__in=sorted(set(gpu_ids)))
         .order_by("pk")
     )

@@ -190,6 +190,8 @@ class QueueEntrySerializer(serializers.ModelSerializer[QueueEntry]):
 
     request = serializers.UUIDField(source="request.uid", read_only=True)
     request_ref = serializers.CharField(source="request.ref", read_only=True)
+    position = serializers.IntegerField(read_only=True, allow_null=True)
+    of = serializers.IntegerField(read_only=True, allow_null=True, help_text="length of its line")
 
     class Meta:
         model = QueueEntry
@@ -197,6 +199,7 @@ class QueueEntrySerializer(serializers.ModelSerializer[QueueEntry]):
             "request",
             "request_ref",
             "position",
+            "of",
             "reason",
             "figures",
             "start_from",

@@ -17,7 +17,14 @@ from pool.models.reclaim import (
     ReclaimConsent,
     ReclaimRuleSet,
 )
-from pool.models.scheduling import QueueEntry, SchedulerCycle, SchedulerSnapshot, SchedulingPolicy
+from pool.models.scheduling import (
+    QueueEntry,
+    QueueLine,
+    QueuePlace,
+    SchedulerCycle,
+    SchedulerSnapshot,
+    SchedulingPolicy,
+)
 
 __all__ = [
     "AgentCommand",
@@ -44,6 +51,8 @@ __all__ = [
     "NodeFabric",
     "NodeStorage",
     "QueueEntry",
+    "QueueLine",
+    "QueuePlace",
     "ReclaimAdvice",
     "ReclaimCase",
     "ReclaimConsent",

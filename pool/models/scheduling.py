@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from django.db import models
+from django.contrib.postgres.fields import ArrayField
+from django.db import connection, models
 from django.db.models import Q
 
 from portal.kernel.clock import now
 from portal.kernel.models import PublicModel
+
+AHEAD_TOLD = 5
 
 
 class SchedulingPolicy(PublicModel):
@@ -100,14 +103,24 @@ class SchedulerCycle(PublicModel):
         return f"cycle {self.pk}"
 
 
+class QueueEntries(models.Manager["QueueEntry"]):
+    """Entries with their place in line: ``position`` counts from 1, ``of`` is the length of the line."""
+
+    def get_queryset(self) -> models.QuerySet[QueueEntry]:
+        """Entries with position and length of their line; null where the line is not written yet."""
+        rows = super().get_queryset()
+        return rows.annotate(position=models.F("place__position"), of=models.F("place__size"))
+
+
 class QueueEntry(models.Model):
-    """Why a queued request waits, as of the last cycle: a code with its figures, position, and a start range."""
+    """Why a queued request waits, as of `planned_at`: a code with its figures, and a start range.
+
+    Its place in line is in `QueueLine`: when the first of a line starts, all others move up by one row written.
+    """
 
     request = models.OneToOneField(
         "quotas.CapacityRequest", on_delete=models.PROTECT, primary_key=True, related_name="queue_entry"
     )
-    position = models.PositiveIntegerField()
-    ahead = models.JSONField(default=list, help_text="uids of the nearest requests before it")
     reason = models.CharField(max_length=48)
     figures = models.JSONField(default=dict)
     start_from = models.DateTimeField(null=True, blank=True)
@@ -116,6 +129,55 @@ class QueueEntry(models.Model):
         max_length=48, blank=True, help_text="code of what the range rests on; empty: none"
     )
     planned_at = models.DateTimeField()
+    signature = models.BigIntegerField(default=0, help_text="hash of what is told, to see what changed")
+
+    rows = models.Manager["QueueEntry"]()
+    objects = QueueEntries()
+
+    class Meta:
+        base_manager_name = "rows"
+        default_manager_name = "objects"
 
     def __str__(self) -> str:
         return f"{self.request_id}: {self.reason}"
+
+    @property
+    def ahead(self) -> list[int]:
+        """Ids of the nearest requests before it in its line, the nearest first (one query)."""
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT l.requests[GREATEST(1, p.position - %s):p.position - 1] FROM pool_queueplace p "
+                "JOIN pool_queueline l ON l.line = p.line WHERE p.request_id = %s",
+                [AHEAD_TOLD, self.pk],
+            )
+            row = cursor.fetchone()
+        return list(reversed(row[0] or [])) if row else []
+
+
+class QueueLine(models.Model):
+    """Everybody who waits for one flavour, first first. `line` is the flavour's code, "" for work without GPUs."""
+
+    line = models.CharField(max_length=48, primary_key=True)
+    requests = ArrayField(models.BigIntegerField(), default=list)
+    planned_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"{self.line}: {len(self.requests)}"
+
+
+class QueuePlace(models.Model):
+    """A view of the lines by request (migration 0006)."""
+
+    request = models.OneToOneField(
+        QueueEntry, on_delete=models.DO_NOTHING, primary_key=True, related_name="place", db_constraint=False
+    )
+    line = models.CharField(max_length=48)
+    position = models.BigIntegerField()
+    size = models.IntegerField()
+
+    class Meta:
+        managed = False
+        db_table = "pool_queueplace"
+
+    def __str__(self) -> str:
+        return f"{self.position} of {self.size}"

@@ -12,7 +12,7 @@ from typing import Any
 from pool.engine.model import Policy, Waiting
 from pool.engine.whatif import Check, place_check
 from pool.models import Node
-from pool.services.cycle import figures_for_people
+from pool.services.queue_entries import figures_for_people
 from pool.services.snapshot import Bundle, policy_active, request_item, snapshot_load
 from portal.accounts.models import Department
 from portal.kernel.clock import now
@@ -54,9 +54,8 @@ def fit_check(request: CapacityRequest, *, in_line: bool = True, max_age_s: floa
     """Judge a (possibly unsaved) request against the pool as it was at most ``max_age_s`` seconds ago."""
     bundle, policy = _bundle(max_age_s)
     item = request_item(request)
-    known = bundle.requests.get(item.id)
     snapshot = bundle.snapshot
-    if known is not None:
+    if item.id in bundle.uids:
         snapshot = replace(snapshot, pending=tuple(one for one in snapshot.pending if one.id != item.id))
     if not item.id:
         item = replace(item, id=HYPOTHETICAL, queued_at=to_ms(now()))
@@ -78,13 +77,12 @@ def _answer(check: Check, bundle: Bundle) -> Fit:
     departments = (
         dict(Department.objects.without_tree_fields().values_list("pk", "name")) if "level" in figures else {}
     )
-    uids = {pk: str(one.uid) for pk, one in bundle.requests.items()}
     estimate = waiting.estimate if waiting is not None else None
     return Fit(
         free_now=check.free_now,
         starts_now=check.starts_now,
         reason=code,
-        figures=figures_for_people(figures, uids, departments),
+        figures=figures_for_people(figures, bundle.uids, departments),
         nodes=tuple(names[pk] for pk in ids if pk in names),
         flavour=chosen.flavour if chosen else None,
         charge_milli={one.flavour: one.charge_milli for one in check.flavours if one.flavour is not None},

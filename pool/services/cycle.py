@@ -1,92 +1,208 @@
-"""One scheduling cycle: snapshot, decide, apply, and why everyone else waits. One planner at a time."""
+"""The scheduling cycle: bring the memory up to date, decide, carry it out, and write why everyone else waits. One
+planner at a time, whichever process it is.
+
+A cycle is **whole** (everybody in line is judged) or **quick** (only requests that came in line since the last one:
+nothing was given back since, so those judged before still cannot start, and the promises made to them hold). What
+makes a whole one due: something was freed, limits, nodes, modes or the policy changed (the memory's news), a planned
+moment came, a new request waits that may take something back, or the floor of `WHOLE_S`.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Iterable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
 import structlog
-from django.db import transaction
+from django.db import connection, transaction
 
 from pool.engine.decide import decide
-from pool.engine.model import Member, Place, Plan, Waiting
-from pool.models import QueueEntry, SchedulerCycle
-from pool.services.plan_apply import Applied, place_apply
-from pool.services.snapshot import Bundle, policy_active, snapshot_load
-from portal.accounts.models import Department
+from pool.engine.model import Place, Plan, Waiting
+from pool.models import SchedulerCycle
+from pool.services.decisions import cycle_close, cycle_open, decides
+from pool.services.feed import feed_clean
+from pool.services.plan_apply import Applied
+from pool.services.plan_batch import places_apply
+from pool.services.planner import PlannerMemory
+from pool.services.poison import Quarantine
+from pool.services.queue_entries import entries_known, entries_write
+from pool.services.reclaim import plan_reclaim_apply
+from pool.services.snapshot import policy_active
+from pool.services.snapshot_store import SnapshotStore
 from portal.kernel.clock import now
 from portal.kernel.locks import try_advisory_lock
-from portal.kernel.units import from_ms, to_ms
-from quotas.models import CapacityRequest
-from quotas.selectors.trees import INSTALLATION
+from portal.kernel.units import to_ms
 
 log = structlog.get_logger(__name__)
 PLANNER = "pool.planner"
-ROUNDS = 3
-"""A refused placement frees what the plan counted on: so many further looks at most in one cycle."""
-
+ROUNDS = 4
+"""A refused placement frees what the plan counted on, and news come in meanwhile: so many looks in one cycle."""
+LOOKS = 3
+WHOLE_S = 60.0
+"""A whole cycle at least so often."""
+PRESSED_S = 5.0
+"""A blocked new request makes a whole cycle due, but not sooner than so long after the last one."""
+CLEAN_S = 300.0
 
 _planning: ContextVar[bool] = ContextVar("pool_planning", default=False)
 
 
 @dataclass(frozen=True, slots=True)
 class CycleResult:
-    """``ran`` False: another planner is at work. ``placed`` are the ids of new allocations."""
+    """``ran`` False: another planner is at work. ``placed`` are the ids of new allocations; ``waiting`` counts
+    everybody in line afterwards; ``whole`` tells whether everybody was judged.
+    """
 
     ran: bool
     placed: tuple[int, ...] = ()
     refused: int = 0
     waiting: int = 0
+    whole: bool = False
+
+    def __add__(self, after: CycleResult) -> CycleResult:
+        return CycleResult(
+            self.ran or after.ran,
+            (*self.placed, *after.placed),
+            self.refused + after.refused,
+            after.waiting if after.ran else self.waiting,
+            self.whole or after.whole,
+        )
+
+
+@dataclass(slots=True)
+class Planner:
+    """What a process keeps between its cycles. Used under the planner's lock only."""
+
+    memory: PlannerMemory = field(default_factory=PlannerMemory)
+    store: SnapshotStore = field(default_factory=SnapshotStore)
+    quarantine: Quarantine = field(default_factory=Quarantine)
+    whole_at: datetime | None = None
+    next_moment: int | None = None
+    pressed: bool = False
+    cleaned: float = field(default_factory=time.monotonic)
+
+    def scope(self, at: datetime) -> tuple[int, ...] | None:
+        """Whom to judge now: None everybody, otherwise these requests (perhaps nobody)."""
+        news = self.memory.news
+        since = None if self.whole_at is None else (at - self.whole_at).total_seconds()
+        if news.freed or since is None or since < 0 or since >= WHOLE_S:
+            return None
+        if self.pressed and since >= PRESSED_S:
+            return None
+        if self.next_moment is not None and to_ms(at) >= self.next_moment:
+            return None
+        return tuple(sorted(news.queued))
+
+
+_planner = Planner()
+
+
+def planner_reset() -> None:
+    """Forget everything: the next cycle reads the database anew."""
+    global _planner
+    _planner = Planner()
 
 
 def schedule_cycle(*, cause: str = "beat") -> CycleResult:
-    """Decide once and carry it out. Must not run inside a transaction: each placement commits by itself."""
+    """Decide and carry it out. Must not run inside a transaction: placements commit by themselves.
+
+    Who finds the lock taken leaves at once. So whoever held it looks once more after letting go: what was committed
+    meanwhile, and whose event found the lock taken, is planned then and not at the next beat.
+    """
+    if connection.in_atomic_block:
+        raise RuntimeError("a cycle commits placement by placement: it cannot run inside a transaction")
     if _planning.get():
         # The database lock is the session's: it would let the same session in again.
         return CycleResult(False)
     token = _planning.set(True)
+    result = CycleResult(False)
     try:
-        with try_advisory_lock(PLANNER) as got:
-            return _run(cause) if got else CycleResult(False)
+        for _look in range(LOOKS):
+            with try_advisory_lock(PLANNER) as got:
+                if not got:
+                    return result
+                result += _run(_planner, cause)
+            if not _planner.memory.behind():
+                break
+        return result
     finally:
         _planning.reset(token)
 
 
-def _run(cause: str) -> CycleResult:
-    if not CapacityRequest.objects.filter(state=CapacityRequest.State.QUEUED).exists():
-        QueueEntry.objects.all().delete()
-        return CycleResult(True)
-    placed: list[int] = []
-    refused = 0
-    for _round in range(ROUNDS):
-        began, at = time.monotonic(), now()
-        policy_row, policy = policy_active()
-        bundle = snapshot_load()
-        plan = decide(bundle.snapshot, policy, to_ms(at))
-        cycle = _cycle_row(plan, bundle, cause, policy_row, at) if plan.places else None
-        applied = [_apply(place, bundle, cycle) for place in plan.places]
-        failed = [one for one in applied if one.allocation is None]
-        placed += [one.allocation.pk for one in applied if one.allocation is not None]
-        refused += len(failed)
-        if cycle is not None:
-            _close_row(cycle, plan, applied, began)
-        if not failed:
-            break
-    queue_write(plan=plan, failed={one.request_id: one.refusal for one in failed}, bundle=bundle, at=at)
-    return CycleResult(True, tuple(placed), refused, len(plan.waiting) + len(failed))
+def _run(planner: Planner, cause: str) -> CycleResult:
+    result = CycleResult(True)
+    try:
+        for _round in range(ROUNDS):
+            began = time.monotonic()
+            planner.memory.refresh()
+            at = now()
+            only = planner.scope(at)
+            if only == ():
+                break
+            result += _round_of(planner, cause, at, only, began)
+        _clean(planner)
+    except BaseException:
+        planner.memory.forget()
+        raise
+    return result + CycleResult(True, waiting=len(planner.memory.asked))
 
 
-def _apply(place: Place, bundle: Bundle, cycle: SchedulerCycle | None) -> Applied:
-    request = bundle.requests[place.request_id]
-    flavour_id = bundle.flavour_ids[place.flavour] if place.flavour is not None else None
-    applied = place_apply(place=place, request=request, flavour_id=flavour_id, cycle=cycle)
-    if applied.allocation is not None:
-        _start(applied.allocation.pk)
+def _round_of(
+    planner: Planner, cause: str, at: datetime, only: tuple[int, ...] | None, began: float
+) -> CycleResult:
+    memory, steps = planner.memory, {"read": _ms_since(began)}
+    policy_row, policy = policy_active()
+    moment = time.monotonic()
+    plan, snapshot = planner.quarantine.decide(
+        memory.snapshot(policy, promised=only is not None),
+        lambda seen: decide(seen, policy, to_ms(at), only=only),
+    )
+    steps["decide"], moment = _ms_since(moment), time.monotonic()
+    cycle = None
+    if decides(plan):
+        stored = planner.store.keep(snapshot)
+        cycle = cycle_open(
+            plan=plan, stored=stored, snapshot=snapshot, policy=policy_row, cause=cause, at=at, only=only
+        )
+        steps["keep"], moment = _ms_since(moment), time.monotonic()
+    applied = _apply(memory, plan, cycle)
+    if plan.evicts or plan.moves or plan.keeps or plan.layouts or plan.spared:
+        plan_reclaim_apply(plan=plan, cycle=cycle)
+    steps["apply"], moment = _ms_since(moment), time.monotonic()
+    failed = {one.request_id: one.refusal for one in applied if one.allocation is None}
+    memory.planned(plan.reserves if only is None else None)
+    _write(planner, plan, failed, at, everybody=only is None)
+    steps["write"] = _ms_since(moment)
+    if only is None:
+        planner.whole_at, planner.pressed = at, False
+        planner.next_moment = _next_moment(plan, to_ms(at))
+    else:
+        planner.pressed = planner.pressed or bool(plan.waiting) and (policy.reclaim or policy.preempt)
+    if failed:
+        memory.news.freed = "refused"
+    if cycle is not None:
+        cycle_close(cycle=cycle, applied=applied, steps=steps, took_ms=_ms_since(began))
+    log.info(
+        "cycle", cause=cause, whole=only is None, placed=len(applied) - len(failed), refused=len(failed),
+        waiting=len(plan.waiting), **{f"{name}_ms": value for name, value in steps.items()},
+    )  # fmt: skip
+    placed = tuple(one.allocation.pk for one in applied if one.allocation is not None)
+    return CycleResult(True, placed, len(failed), len(plan.waiting), only is None)
+
+
+def _apply(memory: PlannerMemory, plan: Plan, cycle: SchedulerCycle | None) -> list[Applied]:
+    applied = places_apply(
+        places=plan.places,
+        departments={
+            place.request_id: memory.asked[place.request_id].item.department_id for place in plan.places
+        },
+        flavour_ids=memory.flavour_ids,
+        cycle=cycle,
+    )
+    for one in applied:
+        if one.allocation is not None:
+            _start(one.allocation.pk)
     return applied
 
 
@@ -97,111 +213,51 @@ def _start(allocation_id: int) -> None:
     transaction.on_commit(lambda: start_allocation.apply_async((allocation_id,), retry=False), robust=True)
 
 
-def _cycle_row(plan: Plan, bundle: Bundle, cause: str, policy_row: Any, at: datetime) -> SchedulerCycle:
-    return SchedulerCycle.objects.create(
-        started_at=at,
-        cause=cause[:48],
-        snapshot_hash=hashlib.sha256(repr(bundle.snapshot).encode()).hexdigest(),
-        policy=policy_row,
-        considered=len(bundle.snapshot.pending),
-        ops=[_op(place) for place in plan.places]
-        + [
-            {"op": "reserve", "request": one.request_id, "at": one.start_at, "members": _members(one.members)}
-            for one in plan.reserves
-        ],
+def _write(planner: Planner, plan: Plan, failed: dict[int, str], at: datetime, *, everybody: bool) -> None:
+    memory = planner.memory
+    waiting = [*plan.waiting, *planner.quarantine.waiting()]
+    waiting += [
+        _refused(place, failed[place.request_id]) for place in plan.places if place.request_id in failed
+    ]
+    if memory.entries is None:
+        memory.entries = entries_known()
+    entries_write(
+        waiting=waiting,
+        known=memory.entries,
+        owner=memory.uid,
+        uids=memory.uids,
+        names=memory.names,
+        at=at,
+        line_names={
+            one.request_id: next(iter(memory.asked[one.request_id].item.flavours), "") for one in waiting
+        },
+        everybody=everybody,
     )
 
 
-def _op(place: Place) -> dict[str, Any]:
-    return {
-        "op": "place",
-        "request": place.request_id,
-        "flavour": place.flavour,
-        "charge_milli": place.charge_milli,
-        "members": _members(place.members),
-    }
-
-
-def _members(members: Iterable[Member]) -> list[dict[str, Any]]:
-    return [{"node": member.node_id, "gpus": [take.gpu_id for take in member.takes]} for member in members]
-
-
-def _close_row(cycle: SchedulerCycle, plan: Plan, applied: list[Applied], began: float) -> None:
-    SchedulerCycle.objects.filter(pk=cycle.pk).update(
-        took_ms=round((time.monotonic() - began) * 1000),
-        placed=sum(one.allocation is not None for one in applied),
-        refused_on_apply=sum(one.allocation is None for one in applied),
-    )
-    log.info("cycle", cycle=cycle.pk, placed=len(plan.places), waiting=len(plan.waiting))
-
-
-def queue_write(*, plan: Plan, failed: dict[int, str], bundle: Bundle, at: datetime) -> int:
-    """Write why each request waits; entries of requests that left the queue go. Returns rows written."""
-    uids = {pk: str(request.uid) for pk, request in bundle.requests.items()}
-    names = dict(Department.objects.without_tree_fields().values_list("pk", "name"))
-    entries = [_entry(one, uids, names, at) for one in plan.waiting]
-    entries += [
-        QueueEntry(
-            request_id=request_id, position=1, ahead=[], reason="refused_on_apply",
-            figures={"refusal": refusal}, planned_at=at,
-        )
-        for request_id, refusal in failed.items()
-    ]  # fmt: skip
-    with transaction.atomic():
-        # A request may have left the queue since the snapshot (withdrawn): it gets no entry any more.
-        still = set(
-            CapacityRequest.objects.select_for_update(of=("self",), no_key=True)
-            .filter(pk__in=[entry.request_id for entry in entries], state=CapacityRequest.State.QUEUED)
-            .order_by("pk")
-            .values_list("pk", flat=True)
-        )
-        entries = [entry for entry in entries if entry.request_id in still]
-        QueueEntry.objects.exclude(pk__in=still).delete()
-        QueueEntry.objects.bulk_create(
-            entries,
-            update_conflicts=True,
-            unique_fields=["request"],
-            update_fields=[
-                "position",
-                "ahead",
-                "reason",
-                "figures",
-                "start_from",
-                "start_to",
-                "basis",
-                "planned_at",
-            ],
-            batch_size=1000,
-        )
-    return len(entries)
-
-
-def _entry(one: Waiting, uids: dict[int, str], names: dict[int, str], at: datetime) -> QueueEntry:
-    estimate = one.estimate
-    return QueueEntry(
-        request_id=one.request_id,
-        position=one.position,
-        ahead=[uids[pk] for pk in reversed(one.ahead) if pk in uids],
-        reason=one.code,
-        figures=figures_for_people(dict(one.figures) | {"of": one.of}, uids, names),
-        start_from=from_ms(estimate.earliest) if estimate else None,
-        start_to=from_ms(estimate.latest) if estimate else None,
-        basis=estimate.basis if estimate else "",
-        planned_at=at,
+def _refused(place: Place, refusal: str) -> Waiting:
+    return Waiting(
+        request_id=place.request_id,
+        code="refused_on_apply",
+        figures={"refusal": refusal},
+        flavour=place.flavour,
+        position=0,
+        of=0,
+        ahead=(),
     )
 
 
-def figures_for_people(
-    figures: dict[str, Any], uids: dict[int, str], names: dict[int, str]
-) -> dict[str, Any]:
-    """Engine ids as names and uids: what is kept and shown never depends on row numbers."""
-    if "level" in figures:
-        level = figures["level"]
-        figures["level"] = "" if level == INSTALLATION else names.get(level, str(level))
-        figures["level_is_installation"] = level == INSTALLATION
-    if "requests" in figures:
-        figures["requests"] = [uids[pk] for pk in figures["requests"] if pk in uids]
-    for key in ("start_at", "reserved_from"):
-        if isinstance(figures.get(key), int):
-            figures[key] = from_ms(figures[key]).isoformat()
-    return figures
+def _next_moment(plan: Plan, at_ms: int) -> int | None:
+    """The first moment that the plan waits for: a promise or a kept place falls due."""
+    moments = [one.start_at for one in plan.reserves] + [one.until for one in plan.keeps]
+    return min((one for one in moments if one > at_ms), default=None)
+
+
+def _clean(planner: Planner) -> None:
+    if time.monotonic() - planner.cleaned > CLEAN_S and planner.memory.look is not None:
+        feed_clean(planner.memory.look)
+        planner.cleaned = time.monotonic()
+
+
+def _ms_since(moment: float) -> int:
+    return round((time.monotonic() - moment) * 1000)

@@ -5,7 +5,7 @@ Each lease has its spans (the database forbids an overlap), and a usage span in 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange, NumericRange
@@ -16,7 +16,8 @@ from pool.engine.model import Member
 from pool.models import Allocation, Gpu, Lease, LeaseSpan
 from portal.kernel.errors import Conflict
 from portal.kernel.models import advance
-from quotas.services.ledger import usage_span_close, usage_span_open
+from quotas.models import UsageSpan
+from quotas.services.ledger import usage_span_close, usage_spans_open
 
 CARD_MILLI = 1000
 
@@ -29,6 +30,22 @@ def leases_open(
     Conflict `gpu_overcharged` where charges or memory on a card would pass the card. An overlap of spans is
     the database's to refuse (IntegrityError).
     """
+    made, spans = leases_build(allocation=allocation, members=members, gpus=gpus, at=at)
+    full = Charges({lease.gpu_id for lease in made}).take(made)
+    if full is not None:
+        raise Conflict(
+            code="gpu_overcharged",
+            detail=_("The card is held by somebody else meanwhile."),
+            extra={"gpu": str(full.gpu.uid)},
+        )
+    leases_write(made, spans)
+    return made
+
+
+def leases_build(
+    *, allocation: Allocation, members: Iterable[Member], gpus: dict[int, Gpu], at: datetime
+) -> tuple[list[Lease], list[LeaseSpan]]:
+    """The leases of a placement and their spans, not written yet."""
     made: list[Lease] = []
     spans: list[LeaseSpan] = []
     for member in members:
@@ -52,39 +69,48 @@ def leases_open(
                 )
                 for low, high in take.spans
             )
-    held = _held({lease.gpu_id for lease in made})
-    for lease in made:
-        charge, memory = held.get(lease.gpu_id, (0, 0))
-        charge, memory = charge + lease.charge, memory + lease.memory_mib
-        held[lease.gpu_id] = (charge, memory)
-        limit = max(lease.gpu.memory_mib, lease.gpu.flavour.memory_mib if lease.gpu.flavour else 0)
-        if charge > CARD_MILLI or (memory > limit and limit):
-            raise Conflict(
-                code="gpu_overcharged",
-                detail=_("The card is held by somebody else meanwhile."),
-                extra={"gpu": str(lease.gpu.uid), "charge": charge, "memory_mib": memory},
-            )
-    Lease.objects.bulk_create(made)
+    return made, spans
+
+
+class Charges:
+    """Charge and memory held on some cards by open leases; the caller holds the cards' rows."""
+
+    def __init__(self, gpu_ids: Collection[int]) -> None:
+        rows = (
+            Lease.objects.filter(gpu_id__in=gpu_ids, ended_at=None)
+            .values("gpu_id")
+            .annotate(charge_sum=Sum("charge"), memory_sum=Sum("memory_mib"))
+        )
+        self._held: dict[int, tuple[int, int]] = {
+            row["gpu_id"]: (row["charge_sum"] or 0, row["memory_sum"] or 0) for row in rows
+        }
+
+    def take(self, leases: Iterable[Lease]) -> Lease | None:
+        """Count new leases; the first that a card has no room for (nothing is counted then), or None."""
+        after = dict[int, tuple[int, int]]()
+        for lease in leases:
+            charge, memory = after.get(lease.gpu_id) or self._held.get(lease.gpu_id, (0, 0))
+            charge, memory = charge + lease.charge, memory + lease.memory_mib
+            limit = max(lease.gpu.memory_mib, lease.gpu.flavour.memory_mib if lease.gpu.flavour else 0)
+            if charge > CARD_MILLI or (memory > limit and limit):
+                return lease
+            after[lease.gpu_id] = (charge, memory)
+        self._held |= after
+        return None
+
+
+def leases_write(leases: Sequence[Lease], spans: Sequence[LeaseSpan]) -> None:
+    """Write leases of saved allocations, their spans, and the beginning of their use in the books."""
+    for lease in leases:
+        lease.allocation_id = lease.allocation.pk
+    Lease.objects.bulk_create(leases)
     LeaseSpan.objects.bulk_create(spans)
-    for lease in made:
-        _book_open(allocation, lease)
-    return made
+    usage_spans_open([_usage(lease) for lease in leases if lease.allocation.flavour_id is not None])
 
 
-def _held(gpu_ids: set[int]) -> dict[int, tuple[int, int]]:
-    rows = (
-        Lease.objects.filter(gpu_id__in=gpu_ids, ended_at=None)
-        .values("gpu_id")
-        .annotate(charge_sum=Sum("charge"), memory_sum=Sum("memory_mib"))
-    )
-    return {row["gpu_id"]: (row["charge_sum"] or 0, row["memory_sum"] or 0) for row in rows}
-
-
-def _book_open(allocation: Allocation, lease: Lease) -> None:
-    if allocation.flavour_id is None:
-        return
-    node = lease.gpu.node
-    usage_span_open(
+def _usage(lease: Lease) -> UsageSpan:
+    allocation, node = lease.allocation, lease.gpu.node
+    return UsageSpan(
         key=lease.uid,
         request_id=allocation.request_id,
         department_id=allocation.department_id,
@@ -96,6 +122,7 @@ def _book_open(allocation: Allocation, lease: Lease) -> None:
         gpu_uid=lease.gpu.uid,
         charge_milli=lease.charge,
         started_at=lease.started_at,
+        accrued_to=lease.started_at,
     )
 
 

@@ -8,7 +8,7 @@ and noted; the next cycle decides about it again.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import structlog
@@ -18,8 +18,8 @@ from django.utils.translation import gettext_lazy as _
 from pool.engine.model import Place
 from pool.locks import gpus_lock, lock_wait_limit
 from pool.models import Allocation, AllocationEvent, AllocationMember, Gpu, Node, QueueEntry, SchedulerCycle
+from pool.selectors.planner_nodes import gpu_blocked, node_blocked
 from pool.services.leases import leases_open
-from pool.services.snapshot import gpu_blocked, node_blocked
 from portal.kernel.clock import now
 from portal.kernel.errors import Conflict, DomainError
 from portal.ops.actor import Actor, system
@@ -95,7 +95,7 @@ def _write(
     at = now()
     request.refresh_from_db()
     gpus = gpus_lock(take.gpu_id for member in place.members for take in member.takes)
-    _judge_again(place, gpus, nodes, flavour_id)
+    judge_again(place, gpus, nodes, flavour_id)
     allocation = Allocation.objects.create(
         request=request,
         holder=request.requester,
@@ -107,7 +107,7 @@ def _write(
         priority=request.priority,
         reserved_at=at,
         state_since=at,
-        expires_at=None if request.duration_s is None else at + timedelta(seconds=request.duration_s),
+        expires_at=expires_at(request, at),
         cycle=cycle,
     )
     AllocationMember.objects.bulk_create(
@@ -146,8 +146,16 @@ def _write(
     return allocation
 
 
-def _judge_again(place: Place, gpus: dict[int, Gpu], nodes: dict[int, Node], flavour_id: int | None) -> None:
-    """The cards and nodes as they are now, under the cards' locks."""
+def expires_at(request: CapacityRequest, at: datetime) -> datetime | None:
+    """When the time of work that begins at ``at`` is up: after its duration, and never past its window."""
+    ends = [] if request.duration_s is None else [at + timedelta(seconds=request.duration_s)]
+    if request.end_at is not None:
+        ends.append(request.end_at)
+    return min(ends, default=None)
+
+
+def judge_again(place: Place, gpus: dict[int, Gpu], nodes: dict[int, Node], flavour_id: int | None) -> None:
+    """Conflict where the cards or nodes, as they are now under the cards' locks, do not take it any more."""
     for member in place.members:
         node = nodes.get(member.node_id)
         blocked = "node_gone" if node is None else node_blocked(node)

@@ -50,27 +50,28 @@ def usage_span_open(
     started_at: datetime,
 ) -> UsageSpan:
     """A lease began to hold `charge_milli` of a card. Told twice by the same `key` it changes nothing."""
+    span = UsageSpan(
+        key=key,
+        request_id=request_id,
+        department_id=department_id,
+        user_id=user_id,
+        flavour_id=flavour_id,
+        site_code=site_code,
+        node_name=node_name,
+        gpu_label=gpu_label,
+        gpu_uid=gpu_uid,
+        charge_milli=charge_milli,
+        started_at=started_at,
+        accrued_to=started_at,
+    )
     with transaction.atomic():
-        UsageSpan.objects.bulk_create(
-            [
-                UsageSpan(
-                    key=key,
-                    request_id=request_id,
-                    department_id=department_id,
-                    user_id=user_id,
-                    flavour_id=flavour_id,
-                    site_code=site_code,
-                    node_name=node_name,
-                    gpu_label=gpu_label,
-                    gpu_uid=gpu_uid,
-                    charge_milli=charge_milli,
-                    started_at=started_at,
-                    accrued_to=started_at,
-                )
-            ],
-            ignore_conflicts=True,
-        )
+        usage_spans_open([span])
         return UsageSpan.objects.get(key=key)
+
+
+def usage_spans_open(spans: Sequence[UsageSpan]) -> None:
+    """The same for many leases, in one statement; spans whose key is known already change nothing."""
+    UsageSpan.objects.bulk_create(spans, ignore_conflicts=True)
 
 
 def usage_span_close(*, key: uuid.UUID, ended_at: datetime) -> UsageSpan:

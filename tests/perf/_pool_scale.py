@@ -35,7 +35,7 @@ def build(cards: int, *, waiting: int | None = None) -> Scale:
     from django.db import connection
 
     scale = Scale(cards)
-    at = _moment()
+    at = moment()
     _departments(scale, max(10, cards // 20))
     _people(scale)
     _nodes(scale, at)
@@ -47,7 +47,7 @@ def build(cards: int, *, waiting: int | None = None) -> Scale:
     return scale
 
 
-def _moment() -> datetime:
+def moment() -> datetime:
     from portal.kernel.clock import now
 
     return now()

@@ -1,0 +1,215 @@
+"""Why each request waits, written down: the lines as wholes, and of the reasons only what changed.
+
+A reason's figures (how much is free where) change for thousands of requests when one card is given out. So a cycle
+writes first what is new or has another code or range, then the head of each line, then of the rest those that were
+written longest ago, up to `FIGURES_A_CYCLE`: `planned_at` says as of when an entry is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from hashlib import blake2b
+from typing import Any
+
+from django.db import connection, transaction
+
+from pool.engine.model import Waiting
+from pool.services.feed import entries_claim
+from portal.kernel.units import from_ms
+from quotas.selectors.trees import INSTALLATION
+
+FIGURES_A_CYCLE = 2000
+HEAD = 50
+UNKNOWN = 0
+"""Signature of an entry that somebody may have changed or removed."""
+WRITE = """
+INSERT INTO pool_queueentry (request_id, reason, figures, start_from, start_to, basis, planned_at, signature)
+SELECT r.id, x.reason, x.figures::jsonb, x.start_from, x.start_to, x.basis, %s, x.signature
+  FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::timestamptz[], %s::timestamptz[], %s::text[], %s::bigint[])
+       AS x(id, reason, figures, start_from, start_to, basis, signature)
+  JOIN quotas_capacityrequest r ON r.id = x.id AND r.state = 'queued'
+ ORDER BY r.id FOR NO KEY UPDATE OF r
+ON CONFLICT (request_id) DO UPDATE SET reason = EXCLUDED.reason, figures = EXCLUDED.figures,
+       start_from = EXCLUDED.start_from, start_to = EXCLUDED.start_to, basis = EXCLUDED.basis,
+       planned_at = EXCLUDED.planned_at, signature = EXCLUDED.signature
+RETURNING request_id
+"""
+LINE = """
+INSERT INTO pool_queueline (line, requests, planned_at) VALUES (%s, %s, %s)
+ON CONFLICT (line) DO UPDATE SET requests = EXCLUDED.requests, planned_at = EXCLUDED.planned_at
+"""
+
+
+@dataclass(slots=True)
+class Known:
+    """What a planner knows of the entries in the database: signature and time of writing by request, the lines as
+    they were written last.
+    """
+
+    signatures: dict[int, int] = field(default_factory=dict)
+    told: dict[int, tuple[str, datetime | None, datetime]] = field(default_factory=dict)
+    lines: dict[str, list[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One entry to be."""
+
+    request_id: int
+    reason: str
+    figures: str
+    start_from: datetime | None
+    start_to: datetime | None
+    basis: str
+    signature: int
+
+
+def entries_known() -> Known:
+    """Read back what somebody wrote."""
+    known = Known()
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT request_id, signature, reason, start_from, planned_at FROM pool_queueentry")
+        for request_id, signature, reason, start_from, planned_at in cursor.fetchall():
+            known.signatures[request_id] = signature
+            known.told[request_id] = (reason, start_from, planned_at)
+        cursor.execute("SELECT line, requests FROM pool_queueline")
+        known.lines = dict(cursor.fetchall())
+    return known
+
+
+def entries_write(
+    *,
+    waiting: Sequence[Waiting],
+    known: Known,
+    owner: str,
+    uids: Mapping[int, str],
+    names: Mapping[int, str],
+    at: datetime,
+    line_names: Mapping[int, str],
+    everybody: bool,
+    budget: int = FIGURES_A_CYCLE,
+) -> int:
+    """Write what changed, and bring ``known`` up to date; returns the entries written.
+
+    ``line_names``: the line of each request that waits. ``everybody`` False: ``waiting`` are some of them, which are
+    put at the end of their lines; True: they are all, and entries of others go. A request that left the queue
+    meanwhile gets no entry.
+    """
+    lines = lines_of(waiting, line_names)
+    chosen = _chosen(_told(waiting, uids, names), known, lines, budget)
+    if everybody:
+        fresh = {line: lines.get(line, []) for line in {*known.lines, *lines}}
+    else:
+        fresh = dict(known.lines)
+        for line, requests in lines.items():
+            present = set(fresh.get(line, ()))
+            fresh[line] = [*fresh.get(line, ()), *(pk for pk in requests if pk not in present)]
+    with transaction.atomic():
+        entries_claim(owner)
+        gone = _gone(known, fresh) if everybody else []
+        with connection.cursor() as cursor:
+            if gone:
+                cursor.execute("DELETE FROM pool_queueentry WHERE request_id = ANY(%s)", [gone])
+            written = _write(cursor, chosen, at)
+            for line, requests in fresh.items():
+                if requests != known.lines.get(line):
+                    cursor.execute(LINE, [line, requests, at])
+    for request_id in gone:
+        known.signatures.pop(request_id, None)
+        known.told.pop(request_id, None)
+    for one in chosen:
+        if one.request_id in written:
+            known.signatures[one.request_id] = one.signature
+            known.told[one.request_id] = (one.reason, one.start_from, at)
+    known.lines = fresh
+    return len(written)
+
+
+def _write(cursor: Any, chosen: Sequence[Told], at: datetime) -> set[int]:
+    written: set[int] = set()
+    for start in range(0, len(chosen), FIGURES_A_CYCLE):
+        part = chosen[start : start + FIGURES_A_CYCLE]
+        cursor.execute(
+            WRITE,
+            [
+                at,
+                [one.request_id for one in part],
+                [one.reason for one in part],
+                [one.figures for one in part],
+                [one.start_from for one in part],
+                [one.start_to for one in part],
+                [one.basis for one in part],
+                [one.signature for one in part],
+            ],
+        )
+        written.update(row[0] for row in cursor.fetchall())
+    return written
+
+
+def _gone(known: Known, lines: Mapping[str, list[int]]) -> list[int]:
+    present = {request_id for requests in lines.values() for request_id in requests}
+    return sorted(known.signatures.keys() - present)
+
+
+def _chosen(told: Iterable[Told], known: Known, lines: Mapping[str, list[int]], budget: int) -> list[Told]:
+    must: list[Told] = []
+    may: list[Told] = []
+    head = {pk for requests in lines.values() for pk in requests[:HEAD]}
+    for one in told:
+        if known.signatures.get(one.request_id) == one.signature:
+            continue
+        before = known.told.get(one.request_id)
+        if before is None or before[:2] != (one.reason, one.start_from) or one.request_id in head:
+            must.append(one)
+        else:
+            may.append(one)
+    may.sort(key=lambda one: (known.told[one.request_id][2], one.request_id))
+    return must + may[: max(0, budget - len(must))]
+
+
+def _told(waiting: Iterable[Waiting], uids: Mapping[int, str], names: Mapping[int, str]) -> Iterable[Told]:
+    """The entries that a plan gives. Many requests share one reason object: its text is made once."""
+    texts: dict[int, str] = {}
+    for one in waiting:
+        key = id(one.figures)
+        if key not in texts:
+            texts[key] = json.dumps(figures_for_people(dict(one.figures), uids, names), sort_keys=True)
+        figures, estimate = texts[key], one.estimate
+        span = (estimate.earliest, estimate.latest, estimate.basis) if estimate else None
+        state = blake2b(f"{one.code}\x00{span}\x00{figures}".encode(), digest_size=8)
+        yield Told(
+            request_id=one.request_id,
+            reason=one.code,
+            figures=figures,
+            start_from=from_ms(estimate.earliest) if estimate else None,
+            start_to=from_ms(estimate.latest) if estimate else None,
+            basis=estimate.basis if estimate else "",
+            signature=int.from_bytes(state.digest(), "big", signed=True),
+        )
+
+
+def lines_of(waiting: Iterable[Waiting], line_names: Mapping[int, str]) -> dict[str, list[int]]:
+    """Everybody who waits by line, in order of position."""
+    lines: dict[str, list[tuple[int, int]]] = {}
+    for one in waiting:
+        lines.setdefault(line_names[one.request_id], []).append((one.position, one.request_id))
+    return {line: [pk for _, pk in sorted(places)] for line, places in lines.items()}
+
+
+def figures_for_people(
+    figures: dict[str, Any], uids: Mapping[int, str], names: Mapping[int, str]
+) -> dict[str, Any]:
+    """Engine ids as names and uids: what is kept and shown never depends on row numbers."""
+    if "level" in figures:
+        level = figures["level"]
+        figures["level"] = "" if level == INSTALLATION else names.get(level, str(level))
+        figures["level_is_installation"] = level == INSTALLATION
+    if "requests" in figures:
+        figures["requests"] = [uids[pk] for pk in figures["requests"] if pk in uids]
+    for key in ("start_at", "reserved_from"):
+        if isinstance(figures.get(key), int):
+            figures[key] = from_ms(figures[key]).isoformat()
+    return figures
