@@ -13,6 +13,7 @@ from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext_lazy as _
 
 from pool.models import Allocation, ReclaimCase
+from pool.web.ladder_words import rule_words, withdrawn_words
 from portal.notify import kinds
 from portal.notify.services.notices import notify
 from portal.ops.outbox import subscribe
@@ -32,7 +33,12 @@ def _left(params: kinds.Params) -> kinds.Params:
 def _reasons(params: kinds.Params) -> kinds.Params:
     ends, causes = dict(Allocation.EndReason.choices), dict(ReclaimCase.Cause.choices)
     reason, cause = params.get("reason", ""), params.get("cause", "")
-    return {**params, "reason": ends.get(reason, reason), "cause": causes.get(cause, cause)}
+    why = params.get("why") or rule_words(str(params.get("rule", "")))
+    return {**params, "reason": ends.get(reason, reason), "cause": causes.get(cause, cause), "why": why}
+
+
+def _withdrawn(params: kinds.Params) -> kinds.Params:
+    return {**params, "why": withdrawn_words(str(params.get("why", "")))}
 
 
 kinds.register(
@@ -65,6 +71,30 @@ kinds.register(
     tone="warn",
     icon="clock",
     prepare=_reasons,
+)
+kinds.register(
+    "pool.allocation_idle",
+    _("%(ref)s counts as idle"),
+    _(
+        "No activity on any of its GPUs since %(idle_since)s. It is taken back at %(taken_at)s, unless it is used or "
+        "you say that it is still needed."
+    ),
+    urgent=True,
+    group="taken",
+    label=_("My GPUs count as idle"),
+    tone="warn",
+    icon="pause",
+    action=_("Still needed"),
+)
+kinds.register(
+    "pool.reclaim_withdrawn",
+    _("%(ref)s keeps its GPUs"),
+    _("It is not taken back: %(why)s."),
+    group="taken",
+    label=_("My GPUs are not taken back after all"),
+    tone="ok",
+    icon="check",
+    prepare=_withdrawn,
 )
 kinds.register(
     "pool.allocation_ended",
@@ -100,6 +130,25 @@ kinds.register(
 )
 
 FAILED = frozenset({Allocation.EndReason.FAILED, Allocation.EndReason.START_FAILED})
+
+
+def on_idle(payload: dict[str, Any]) -> None:
+    """It counts as idle: once per idle time."""
+    allocation = _allocation(payload)
+    if allocation is not None:
+        params = {
+            "idle_since": parse_datetime(payload["idle_since"]),
+            "taken_at": parse_datetime(payload["taken_at"]),
+        }
+        _tell(allocation, "pool.allocation_idle", params, threshold=_stamp(payload["taken_at"]))
+
+
+def on_withdrawn(payload: dict[str, Any]) -> None:
+    """A notice was taken back. Who said “still needed” knows."""
+    allocation = _allocation(payload)
+    if allocation is not None and payload.get("why") != "still_needed":
+        params = {"why": payload.get("why", "")}
+        _tell(allocation, "pool.reclaim_withdrawn", params, threshold=str(payload.get("case", "")))
 
 
 def _allocation(payload: dict[str, Any]) -> Allocation | None:
@@ -146,6 +195,7 @@ def on_reclaim(payload: dict[str, Any]) -> None:
         params = {
             "cause": payload.get("cause"),
             "why": payload.get("reason", ""),
+            "rule": payload.get("rule", ""),
             "grace_until": parse_datetime(payload["grace_until"]),
         }
         _tell(allocation, "pool.allocation_reclaim", params, threshold=_stamp(payload["grace_until"]))
@@ -172,3 +222,5 @@ subscribe("pool.allocation_started", "pool.notices.on_started")
 subscribe("pool.lease_expiring", "pool.notices.on_expiring")
 subscribe("pool.allocation_reclaim", "pool.notices.on_reclaim")
 subscribe("pool.allocation_ended", "pool.notices.on_ended")
+subscribe("pool.allocation_idle", "pool.notices.on_idle")
+subscribe("pool.reclaim_withdrawn", "pool.notices.on_withdrawn")

@@ -185,6 +185,12 @@ class ExtendSerializer(serializers.Serializer[Any]):
     extra_s = serializers.IntegerField(min_value=60, max_value=90 * 86400)
 
 
+class ConsentSerializer(serializers.Serializer[Any]):
+    """Body of an agreement to the roll-out."""
+
+    willing = serializers.BooleanField()
+
+
 class QueueEntrySerializer(serializers.ModelSerializer[QueueEntry]):
     """Why a request waits."""
 

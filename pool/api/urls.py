@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from pool.api import views
+from pool.api import reclaim_views, views
 
 router_entries: list[tuple[str, Any, str]] = [
     ("nodes", views.NodeViewSet, "node"),
     ("gpus", views.GpuViewSet, "gpu"),
     ("allocations", views.AllocationViewSet, "allocation"),
     ("queue", views.QueueViewSet, "queue"),
+    ("reclaim-cases", reclaim_views.ReclaimCaseViewSet, "reclaim-case"),
+    ("reclaim-advice", reclaim_views.ReclaimAdviceViewSet, "reclaim-advice"),
+    ("reclaim-modes", reclaim_views.ReclaimModeViewSet, "reclaim-mode"),
+    ("reclaim-rules", reclaim_views.ReclaimRulesViewSet, "reclaim-rules"),
+    ("maintenance-windows", reclaim_views.MaintenanceWindowViewSet, "maintenance-window"),
 ]
 urlpatterns_v1: list[Any] = []

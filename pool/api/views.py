@@ -20,6 +20,8 @@ from pool.selectors import pages
 from pool.selectors.logs import log_pieces, member_asked
 from pool.services import allocations, conditions, nodes
 from pool.services.enrolment import agent_token_revoke
+from pool.services.idle import still_needed
+from pool.services.modes import consent_set
 from portal.accounts.api.base import ApiViewSet
 from portal.accounts.api.params import bool_param
 from portal.kernel.api import check_if_match, etag
@@ -266,6 +268,24 @@ class AllocationViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiVie
         allocations.allocation_extend(
             acting_user=self.actor, allocation=found, extra_s=body.validated_data["extra_s"]
         )
+        return self._answer(found)
+
+    @extend_schema(request=None, responses=s.AllocationSerializer)
+    @action(detail=True, methods=["post"], url_path="still-needed")
+    def still_needed(self, request: Request, uid: str) -> Response:
+        """Say that idle work is still needed: its holder, a few times."""
+        found = self.get_object()
+        still_needed(acting_user=self.actor, allocation=found)
+        return self._answer(found)
+
+    @extend_schema(request=s.ConsentSerializer, responses=s.AllocationSerializer)
+    @action(detail=True, methods=["post"])
+    def consent(self, request: Request, uid: str) -> Response:
+        """Agree, or no longer, that it may be taken back while its department is in roll-out."""
+        body = s.ConsentSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        found = self.get_object()
+        consent_set(acting_user=self.actor, request=found.request, willing=body.validated_data["willing"])
         return self._answer(found)
 
     @extend_schema(

@@ -23,7 +23,7 @@ class MaintenanceWindow(PublicModel):
         ANNOUNCED = "announced", _("Announced")
         RUNNING = "running", pgettext_lazy("maintenance", "Under way")
         ENDED = "ended", pgettext_lazy("maintenance", "Over")
-        CANCELLED = "cancelled", pgettext_lazy("maintenance", "Cancelled")
+        CANCELLED = "cancelled", pgettext_lazy("maintenance", "Called off")
 
     title = models.CharField(max_length=120)
     reason = models.TextField(help_text="people with work there read it")

@@ -166,3 +166,10 @@ def closed_windows(at: datetime | None = None) -> dict[int, tuple[tuple[int, int
         for node_id in {*named, *sites.get(row.site_id or 0, [])}:
             spans.setdefault(node_id, set()).add(span)
     return {node_id: tuple(sorted(found)) for node_id, found in spans.items()}
+
+
+def windows_of(node: Node) -> list[MaintenanceWindow]:
+    """Open maintenance windows of one node, by its name or through its site, in order of time."""
+    mine = Q(node_rows__node=node) | Q(site=node.cluster.site)
+    found = MaintenanceWindow.objects.filter(mine, state__in=WINDOW_OPEN).distinct()
+    return list(found.order_by("starts_at", "id")[:5])

@@ -9,6 +9,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import pgettext
 
 from pool.models import Allocation, AllocationEvent, QueueEntry, ReclaimCase
+from pool.web import ladder_words
 from pool.web.reasons import explain
 from portal.ops.kinds import kind_of
 
@@ -43,6 +44,15 @@ def event_words(event: AllocationEvent) -> str:
         return _("Stopping: %(cause)s") % {"cause": _cause(cause)}
     if event.kind == "reclaim_notice":
         return _("Notice of reclaim: %(cause)s") % {"cause": _cause(str(facts.get("cause", "")))}
+    if event.kind == "reclaim_withdrawn":
+        return _("Notice withdrawn: %(why)s") % {
+            "why": ladder_words.withdrawn_words(str(facts.get("why", "")))
+        }
+    if event.kind == "still_needed":
+        return _("Still needed (%(n)s of %(limit)s times)") % {
+            "n": facts.get("times"),
+            "limit": facts.get("limit"),
+        }
     table = {
         "member_starting": _("%(node)s begins to start it") % where,
         "member_running": _("%(node)s confirms: its process runs") % where,
@@ -51,6 +61,13 @@ def event_words(event: AllocationEvent) -> str:
         "running": _("Running on all its nodes"),
         "extended": _("Extended"),
         "expiry_warning": _("Its holder was told that it ends soon"),
+        "checkpoint_asked": _("Asked to save itself before it is stopped"),
+        "checkpoint_done": _("Its checkpoint is written"),
+        "checkpoint_failed": _("Its checkpoint failed"),
+        "idle_warning": _("Its holder was told that it counts as idle"),
+        "members_stopping": _("Some of its nodes are taken back"),
+        "shrunk": _("Goes on with fewer nodes"),
+        "handover_refused": _("A GPU was not free at the hand-over; the work goes elsewhere"),
         "fenced": _("Fenced: its time on a lost node has passed"),
         "not_free_yet": _("Stopped, but a GPU is still in use; it is looked at again"),
         "gpu_vanished": _("GPU %(index)s of %(node)s vanished") % where,
@@ -72,11 +89,26 @@ def _cause(code: str) -> str:
 @register.filter
 def event_tone(event: AllocationEvent) -> str:
     """Colour of the mark before the line."""
-    if event.kind in ("running", "member_running", "member_free", "reserved"):
+    if event.kind in (
+        "running",
+        "member_running",
+        "member_free",
+        "reserved",
+        "checkpoint_done",
+        "reclaim_withdrawn",
+        "still_needed",
+    ):
         return "ok"
-    if event.kind in ("start_failed", "member_start_failed", "member_lost", "gpu_vanished", "not_free_yet"):
+    if event.kind in (
+        "start_failed",
+        "member_start_failed",
+        "member_lost",
+        "gpu_vanished",
+        "not_free_yet",
+        "checkpoint_failed",
+    ):
         return "bad"
-    if event.kind in ("reclaim_notice", "expiry_warning", "stopping"):
+    if event.kind in ("reclaim_notice", "expiry_warning", "idle_warning", "checkpoint_asked", "stopping"):
         return "warn"
     return "info"
 
@@ -94,6 +126,10 @@ def actor_words(name: str) -> str:
         "scheduler": _("Scheduler"),
         "executor": _("Executor"),
         "agent": _("Agent"),
+        "rules": _("Rules"),
+        "node watch": _("Node watch"),
+        "idle watch": _("Idle watch"),
+        "maintenance": _("Maintenance"),
         "system": pgettext("actor", "The installation"),
     }
     return table.get(name, name)
@@ -104,3 +140,15 @@ def wait_words(entry: QueueEntry) -> str:
     """Why a request waits, in one sentence."""
     flavour = entry.request.flavour
     return explain(entry.reason, entry.figures, flavour.name if flavour else "").headline
+
+
+@register.filter
+def rule_words(code: str) -> str:
+    """The rule of a reclaim case, in words."""
+    return ladder_words.rule_words(str(code))
+
+
+@register.filter
+def withdrawn_words(code: str) -> str:
+    """Why a reclaim case was withdrawn, in words."""
+    return ladder_words.withdrawn_words(str(code))

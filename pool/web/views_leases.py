@@ -15,15 +15,21 @@ from django.utils.translation import gettext as _
 from django.utils.translation import pgettext
 from django.views.decorators.http import require_GET, require_POST
 
-from pool.models import Allocation, QueueEntry
+from pool.models import Allocation, IdleWatch, QueueEntry, ReclaimConsent
 from pool.selectors import pages
 from pool.selectors.logs import log_pieces, log_tail, member_asked
 from pool.services import allocations
+from pool.services.idle import still_needed
+from pool.services.modes import consent_set
+from pool.services.reclaim_rules import rules_active
+from pool.web.ladder_words import ladder_steps
 from pool.web.reasons import explain, explain_basis
 from portal.accounts.policy import Policy
+from portal.kernel.clock import now
 from portal.kernel.errors import DomainError
 from portal.kernel.streaming import streamed_text
 from portal.ops.actor import actor_of
+from portal.web import formats
 from quotas.models import CapacityRequest
 
 PER_PAGE = 50
@@ -87,7 +93,7 @@ def allocation_detail(request: HttpRequest, uid: Any) -> HttpResponse:
         "leases": list(allocation.leases.all()),
         "node": members[0].node if members else None,
         "events": list(allocation.events.order_by("-id")[:50]),
-        "case": allocation.reclaim_cases.order_by("-id").first(),
+        **_ladder(allocation, policy, mine),
         "tail": log_tail(allocation_id=allocation.pk, member=0),
         "mine": mine,
         "opened": {request.GET.get("do", ""): True},
@@ -97,6 +103,29 @@ def allocation_detail(request: HttpRequest, uid: Any) -> HttpResponse:
         "runs_as_agent": any(m.node.run_as_root is False for m in members),
     }
     return render(request, "pool/allocation_detail.html", context)
+
+
+def _ladder(allocation: Allocation, policy: Policy, mine: bool) -> dict[str, Any]:
+    """Its newest case with the steps, what is known of its idleness, and whether it takes part in a roll-out."""
+    case = (
+        allocation.reclaim_cases.select_related("for_request__department", "window").order_by("-id").first()
+    )
+    other = case.for_request if case is not None else None
+    watch = IdleWatch.objects.filter(allocation=allocation).first() if allocation.is_open else None
+    return {
+        "case": case,
+        "ladder": ladder_steps(case) if case is not None else [],
+        "sees_for": other is not None
+        and (other.requester_id == policy.user.pk or other.department_id in policy.reads),
+        "idle": watch if watch is not None and watch.warned_at is not None else None,
+        "may_need": mine and watch is not None and watch.state == IdleWatch.State.IDLE,
+        "excuses_left": max(0, rules_active()[1].still_needed_times - watch.excuses)
+        if watch is not None
+        else 0,
+        "consents": ReclaimConsent.objects.filter(request=allocation.request_id).exists()
+        if mine and allocation.is_open
+        else None,
+    }
 
 
 def _back(request: HttpRequest, allocation: Allocation) -> HttpResponseRedirect:
@@ -109,7 +138,7 @@ def _back(request: HttpRequest, allocation: Allocation) -> HttpResponseRedirect:
 @login_required
 @require_POST
 def allocation_act(request: HttpRequest, uid: Any, act: str) -> HttpResponse:
-    """extend, release or revoke: by POST only; the service decides whether it may be."""
+    """extend, release, revoke, still-needed, consent, no-consent: by POST only; the service decides."""
     allocation = _allocation(request, uid)
     actor = actor_of(request)
     try:
@@ -133,6 +162,16 @@ def allocation_act(request: HttpRequest, uid: Any, act: str) -> HttpResponse:
                 acting_user=actor, allocation=allocation, reason=request.POST.get("reason", "")[:500]
             )
             messages.success(request, _("%(ref)s is being revoked.") % {"ref": allocation.ref})
+        elif act == "still-needed":
+            watch = still_needed(acting_user=actor, allocation=allocation)
+            messages.success(
+                request,
+                _("%(ref)s is not taken back as idle before %(until)s.")
+                % {"ref": allocation.ref, "until": formats.moment(watch.excused_until or now())},
+            )
+        elif act in ("consent", "no-consent"):
+            consent_set(acting_user=actor, request=allocation.request, willing=act == "consent")
+            messages.success(request, _("Noted."))
         else:
             raise Http404
     except DomainError as error:

@@ -17,6 +17,7 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 
 from pool.models import Cluster, Gpu, Node
 from pool.selectors import pages
+from pool.selectors.reclaim import windows_of
 from pool.services import conditions, nodes
 from pool.services.enrolment import agent_token_revoke
 from pool.services.nodes import node_work
@@ -127,6 +128,7 @@ def node_detail(request: HttpRequest, uid: Any) -> HttpResponse:
         "may_act": policy.administers_pool,
         "bad": [g for g in gpus if g.condition != "ok"],
         "links": any(g.nvlink for g in gpus),
+        "windows": windows_of(node),
     }
     return render(request, "pool/node_detail.html", context)
 

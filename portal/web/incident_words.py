@@ -18,6 +18,18 @@ WORDS: dict[str, tuple[Text, Text, Text]] = {
         _("A part of the installation failed ten times to take in what another told it."),
         _("Read the error below; once its cause is mended, tell the event again from the data admin."),
     ),
+    "reclaim_thrashing": (
+        _("Displaced again and again"),
+        _(
+            "One request was displaced several times within a day. The scheduler leaves it alone for a while by itself."
+        ),
+        _("See who displaces it: a larger guarantee, another priority or a shorter checkpoint helps."),
+    ),
+    "mig_layout_wanted": (
+        _("A card is to be split anew"),
+        _("A request waits for slices that no card has, and this one holds no work."),
+        _("Run the commands below on its node; the task closes by itself when the card has the slices."),
+    ),
     "nvml_broken": (
         _("GPU library broken on a node"),
         _("The agent runs, but the NVIDIA driver's library does not answer it."),

@@ -146,6 +146,29 @@ PERSON: Final[dict[str, Look]] = {
     "failed": _l("bad", "fault", _("Failed")),
 }
 
+RECLAIM: Final[dict[str, Look]] = {
+    "notice": _l("warn", "bell", _("Notice given")),
+    "checkpoint": _l("act", "refresh", _("Writing a checkpoint")),
+    "stopping": _l("act", "reclaim", _("Stopping")),
+    "freed": _l("mute", "check", _("Seen free")),
+    "fenced": _l("bad", "lock", _("Not seen free")),
+    "withdrawn": _l("ok", "return", pgettext_lazy("reclaim", "Withdrawn")),
+}
+
+MODE: Final[dict[str, Look]] = {
+    "pilot": _l("mute", "info", _("Pilot")),
+    "rollout": _l("hold", "play", _("Roll-out")),
+    "enforce": _l("ok", "check", _("Enforce")),
+}
+
+MAINTENANCE: Final[dict[str, Look]] = {
+    "planned": _l("info", "clock", pgettext_lazy("maintenance", "Planned")),
+    "announced": _l("warn", "bell", _("Announced")),
+    "running": _l("hold", "wrench", pgettext_lazy("maintenance", "Under way")),
+    "ended": _l("mute", "check", pgettext_lazy("maintenance", "Over")),
+    "cancelled": _l("mute", "x", pgettext_lazy("maintenance", "Called off")),
+}
+
 KINDS: Final[dict[str, dict[str, Look]]] = {
     "": {},
     "request": {},
@@ -157,6 +180,9 @@ KINDS: Final[dict[str, dict[str, Look]]] = {
     "gpu": GPU,
     "node": NODE,
     "quota": QUOTA,
+    "reclaim": RECLAIM,
+    "mode": MODE,
+    "maintenance": MAINTENANCE,
     "severity": SEVERITY,
     "person": PERSON,
     "token": PERSON,
