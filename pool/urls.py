@@ -23,7 +23,6 @@ urlpatterns = [
     path("leases/<uuid:uid>/do/<slug:act>/", views_leases.allocation_act, name="allocation-act"),
     path("pool/progress/<uuid:uid>/", views_leases.request_progress, name="request-progress"),
     path("pool/fit/", views_leases.fit, name="fit"),
-    path("pool/what-if/".what_if_panel, name="what-if"),
 ]
 urlpatterns += agent_views.urlpatterns
 urlpatterns += reclaim_urls.urlpatterns
