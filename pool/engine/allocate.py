@@ -44,11 +44,13 @@ class Options:
 
 @dataclass(slots=True)
 class _Kind:
-    """What is known of a kind of request that was blocked: it stays so for all that run at least as long."""
+    """What is known of a kind of request that was blocked: it stays so for all that run at least as long.
+    ``promised``: one of it got a promise, so the next may."""
 
     ends_at: int
     reason: Reason
     lacks: Need | None
+    promised: bool
 
 
 class Allocate:
@@ -70,10 +72,10 @@ class Allocate:
         if kept is not None and self._from_kept(request, kept.members):
             return
         kind = self._stuck.get(self._kind_key(request))
-        if kind is not None and kept is None and not self._may_promise(request, kind.lacks):
+        if kind is not None and kept is None and not (kind.promised and self._promises_left()):
             ends_at = self._ends_at(request)
             if ends_at is None or ends_at >= kind.ends_at:
-                self._block(request, kind.reason, None, kind.lacks)
+                self.round.blocked.append(Blocked(request, kind.reason, None, kind.lacks))
                 return
         ahead = self._strictly_ahead(request)
         if ahead is not None:
@@ -81,6 +83,16 @@ class Allocate:
             self._block(request, strict, None, None)
             return
         self._judge(request)
+
+    def is_stuck(self, request: Request) -> bool:
+        """Whether a request is of a kind that is blocked for good in this walk: nothing more needs be said."""
+        kind = self._stuck.get(self._kind_key(request))
+        if kind is None or kind.promised or request.id in self.round.keeps:
+            return False
+        if request.start_at is not None and request.start_at > self.now:
+            return False
+        ends_at = self._ends_at(request)
+        return ends_at is None or ends_at >= kind.ends_at
 
     def pass_over(self, request: Request) -> None:
         """A request that is known to be blocked: in a strict queue it still stands before the others."""
@@ -114,9 +126,10 @@ class Allocate:
         self._block(request, reason, reserve, lacks)
 
     def _block(self, request: Request, reason: Reason, reserve: Reserve | None, lacks: Need | None) -> None:
-        never = reason.code in NEVER
-        self.round.blocked.append(Blocked(request, reason, reserve, None if never else lacks))
-        if lacks is not None and not never and reason.code not in ("quota_blocked", "user_limit"):
+        if reason.code in NEVER:
+            lacks = None
+        self.round.blocked.append(Blocked(request, reason, reserve, lacks))
+        if lacks is not None and reason.code not in ("quota_blocked", "user_limit"):
             for flavour in request.flavours:
                 self._first_blocked.setdefault(flavour, request.id)
         if reason.code != "user_limit" and "strict" not in reason.figures:
@@ -125,7 +138,7 @@ class Allocate:
             key = self._kind_key(request)
             known = self._stuck.get(key)
             if known is None or until < known.ends_at:
-                self._stuck[key] = _Kind(until, reason, lacks)
+                self._stuck[key] = _Kind(until, reason, lacks, reserve is not None)
 
     def _kind_key(self, request: Request) -> tuple[int, FitKey, bool]:
         return (request.department_id, self.world.fit_key(request), request.interruptible)
@@ -296,23 +309,22 @@ class Allocate:
 
     # Promises
 
-    def _may_promise(self, request: Request, lacks: Need | None) -> bool:
-        return (
-            lacks is not None
-            and len(self.round.reserves) < self.policy.max_reservations
-            and self._promise_key(request, lacks) not in self._unpromised
-        )
+    def _promises_left(self) -> bool:
+        return len(self.round.reserves) < self.policy.max_reservations
 
     def _promise_key(self, request: Request, need: Need) -> tuple[FitKey, str | None, int | None]:
         duration = request.duration_ms if self.round.windows else None
         return (self.world.fit_key(request), need.flavour, duration)
 
     def _promise(self, request: Request, need: Need) -> Reserve | None:
-        if need.flavour is None or not self._may_promise(request, need):
+        key = self._promise_key(request, need)
+        if need.flavour is None or not self._promises_left() or key in self._unpromised:
+            return None
+        if not self.round.has_ends():
             return None
         opening = self._horizon().first_opening(request, need)
         if opening is None:
-            self._unpromised.add(self._promise_key(request, need))
+            self._unpromised.add(key)
             return None
         reserve = Reserve(request.id, need.flavour, opening.at, opening.members)
         self.world.state.add_hold(request.id, opening.at, opening.members, opening.later)

@@ -78,7 +78,7 @@ def decide(
     pending = sorted(snapshot.pending, key=lambda request: request.id)
     settled = _Settled()
     with world.what_if():
-        shares = fair_shares(world.trees, pending, world.capacity, lambda r, f: _charge(world, r, f))
+        shares = fair_shares(world.trees, pending, world.capacity, world.charge_first)
         for turn in range(ROUNDS):
             token = world.mark()
             round_ = Round(world, snapshot, policy, now, shares, explain=explain)
@@ -102,11 +102,6 @@ def decide(
         moves=tuple(settled.moves),
         spared=tuple(settled.spared),
     )
-
-
-def _charge(world: World, request: Request, flavour: str) -> int:
-    need = world.need(request, flavour)
-    return need.charge_milli if need is not None else 0
 
 
 def _hold_fast(round_: Round, settled: _Settled, pending: Sequence[Request]) -> None:
@@ -147,7 +142,8 @@ def _play(
         walked,
         world.trees,
         round_.shares,
-        lambda request, flavour: _charge(world, request, flavour),
+        world.charge_first,
+        stuck=None if round_.explain else allocate.is_stuck,
         order=policy.order,
         user_use=round_.snapshot.user_use if policy.user_decay else None,
     )

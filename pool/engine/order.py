@@ -29,7 +29,8 @@ class Line:
     """The line of all requests. Iterating asks for the next one with the counters as they stand then.
 
     ``trees`` are read live: booking a placed request moves its department, and its relatives, back.
-    ``shares`` are fixed for the cycle; ``charge`` says what a request takes of its first flavour.
+    ``shares`` are fixed for the cycle; ``charge`` says what a request takes of its first flavour. Requests
+    that are ``stuck`` when their turn in the department comes are left out.
     """
 
     def __init__(
@@ -37,13 +38,15 @@ class Line:
         requests: Sequence[Request],
         trees: Mapping[str, QuotaTree],
         shares: Shares,
-        charge: Callable[[Request, str], int],
+        charge: Callable[[Request], int],
         *,
+        stuck: Callable[[Request], bool] | None = None,
         order: Literal["guarantee", "tournament"] = "guarantee",
         user_use: Mapping[int, int] | None = None,
     ) -> None:
-        self.trees, self.shares, self.charge = trees, shares, charge
+        self.trees, self.shares, self.charge, self.stuck = trees, shares, charge, stuck
         self._level = _reach_key if order == "tournament" else self._guarantee_key
+        self._levels: dict[tuple[str, int, int], tuple[int, Key]] = {}
         use = user_use or {}
         queues: dict[int, list[Request]] = {}
         for request in requests:
@@ -64,6 +67,8 @@ class Line:
                 heapq.heappush(heap, (now, department))
                 continue
             yield queue.pop()
+            while self.stuck is not None and queue and self.stuck(queue[-1]):
+                queue.pop()
             if queue:
                 heapq.heappush(heap, (self.key(queue[-1]), department))
 
@@ -73,12 +78,16 @@ class Line:
         tree = self.trees.get(flavour)
         if tree is None or request.department_id not in tree.nodes:
             return (((1, 0, 0.0),), request.queued_at, request.id)
-        amount = self.charge(request, flavour)
-        path = tree.path(request.department_id)
-        # The one root is the same for all.
-        steps = path[:-1] if len(tree.roots) == 1 and len(path) > 1 else path
-        levels = tuple(self._level(tree, flavour, step, amount) for step in reversed(steps))
-        return (levels, request.queued_at, request.id)
+        amount = self.charge(request)
+        kind = (flavour, request.department_id, amount)
+        known = self._levels.get(kind)
+        if known is None or known[0] != tree.version:
+            path = tree.path(request.department_id)
+            # The one root is the same for all.
+            steps = path[:-1] if len(tree.roots) == 1 and len(path) > 1 else path
+            levels = tuple([self._level(tree, flavour, step, amount) for step in reversed(steps)])
+            known = self._levels[kind] = (tree.version, levels)
+        return (known[1], request.queued_at, request.id)
 
     def _guarantee_key(self, tree: QuotaTree, flavour: str, step: NodeId, amount: int) -> Key:
         used, guarantee = tree.counters[step].total + amount, tree.guarantee(step)
@@ -108,7 +117,7 @@ def fair_shares(
     trees: Mapping[str, QuotaTree],
     requests: Sequence[Request],
     capacity: Mapping[str, int],
-    charge: Callable[[Request, str], int],
+    charge: Callable[[Request], int],
 ) -> dict[str, dict[NodeId, float]]:
     """Fair share per flavour and department in milli-GPU: ask = min(limit, running + waiting), whole cards
     shared.
@@ -120,7 +129,7 @@ def fair_shares(
         if request.flavours:
             flavour = request.flavours[0]
             by_department = waiting.setdefault(flavour, {})
-            amount = charge(request, flavour)
+            amount = charge(request)
             by_department[request.department_id] = by_department.get(request.department_id, 0) + amount
     answer: dict[str, dict[NodeId, float]] = {}
     for flavour, asked in waiting.items():

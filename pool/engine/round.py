@@ -76,6 +76,10 @@ class Round:
                 self._occupancy.add(Occupied(placed.place.members, placed.place.ends_at))
         return self._occupancy
 
+    def has_ends(self) -> bool:
+        """Whether anything that holds places has an end: else no promise can be made."""
+        return self.world.with_end > 0 or any(one.place.ends_at is not None for one in self.placed)
+
     def add(self, placed: Placed) -> None:
         """Note a placement that is booked in the world."""
         self.placed.append(placed)

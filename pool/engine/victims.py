@@ -64,6 +64,7 @@ class Bench:
         self.round, self.world = round_, round_.world
         self.minimum = MinimumRuns(round_.snapshot, round_.policy, round_.now)
         self._lists: dict[tuple[str, int], list[Candidate]] = {}
+        self._lowest: dict[tuple[str, int], int | None] = {}
         self._placed: dict[tuple[str, int], list[Placed]] = {}
         for placed in round_.placed:
             key = (placed.need.flavour or "", placed.request.department_id)
@@ -87,9 +88,13 @@ class Bench:
         return self._lists[key]
 
     def lowest_priority(self, flavour: str, department: int) -> int | None:
-        """The lowest priority among a department's candidates, or None without any."""
-        rows = self.of(flavour, department)
-        return min((_priority(one) for one in rows), default=None)
+        """The lowest priority of what a department runs or is to start, or None without any."""
+        key = (flavour, department)
+        if key not in self._lowest:
+            found = list(self.world.priorities.get(key, ()))
+            found += [placed.request.priority for placed in self._placed.get(key, ())]
+            self._lowest[key] = min(found, default=None)
+        return self._lowest[key]
 
     def used(self, victims: Iterable[Candidate]) -> None:
         """Take victims off the lists: one preemptor per victim."""
@@ -132,13 +137,6 @@ class Bench:
             (0, request.priority, -request.queued_at, place.charge_milli, request.id, 0),
             placed=placed,
         )
-
-
-def _priority(one: Candidate) -> int:
-    if one.running is not None:
-        return one.running.priority
-    assert one.placed is not None
-    return one.placed.request.priority
 
 
 @dataclass(slots=True)

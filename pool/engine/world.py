@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from pool.engine.fit import Need, flavour_refusal, need_of
 from pool.engine.mix import learn
@@ -28,6 +28,16 @@ HOST_MEMORY = "host:memory_mib"
 Charge = tuple[str, int]
 """A quota tree and an amount in its unit."""
 FitKey = tuple[object, ...]
+
+
+@dataclass(slots=True)
+class _Known:
+    """What was worked out for a request; it never changes."""
+
+    request: Request
+    key: FitKey
+    needs: dict[str, Need | None] = field(default_factory=dict)
+    charge: int | None = None
 
 
 class World:
@@ -49,10 +59,14 @@ class World:
             for gpu in node.gpus:
                 if gpu.blocked is None and node.blocked is None:
                     self.capacity[gpu.flavour] = self.capacity.get(gpu.flavour, 0) + 1000
+        self.with_end = 0
+        """How much running work has a known end."""
+        self.priorities: dict[tuple[str, int], dict[int, int]] = {}
+        """How much runs of each priority, by flavour and department."""
         for one in running:
             self._index(one)
         self._booked: list[tuple[str, int, int, bool]] = []
-        self._known: dict[int, tuple[Request, FitKey, dict[str, Need | None]]] = {}
+        self._known: dict[int, _Known] = {}
 
     def start(self, one: Running) -> None:
         """Something started: it holds its places and is charged from now on."""
@@ -68,6 +82,11 @@ class World:
         """Something ended and was seen free. KeyError for what does not run."""
         one = self.running.pop(allocation_id)
         del self.by_department[one.flavour or "", one.department_id][allocation_id]
+        self.with_end -= one.ends_at is not None
+        priorities = self.priorities[one.flavour or "", one.department_id]
+        priorities[one.priority] -= 1
+        if not priorities[one.priority]:
+            del priorities[one.priority]
         for member in one.members:
             self.state.give_back(member)
         self.uncharge(one.department_id, self.charges_of(one), one.interruptible)
@@ -76,6 +95,9 @@ class World:
 
     def _index(self, one: Running) -> None:
         self.by_department.setdefault((one.flavour or "", one.department_id), {})[one.allocation_id] = one
+        self.with_end += one.ends_at is not None
+        priorities = self.priorities.setdefault((one.flavour or "", one.department_id), {})
+        priorities[one.priority] = priorities.get(one.priority, 0) + 1
 
     # What-if
 
@@ -104,19 +126,27 @@ class World:
 
     def fit_key(self, request: Request) -> FitKey:
         """All that decides where a request fits: requests of equal keys fit in equal places."""
-        return self._of(request)[1]
+        return self._of(request).key
 
     def need(self, request: Request, flavour: str) -> Need | None:
         """What a request takes of a flavour; None where the flavour can never serve it."""
-        needs = self._of(request)[2]
+        needs = self._of(request).needs
         if flavour not in needs:
             needs[flavour] = self._need(request, flavour)
         return needs[flavour]
 
-    def _of(self, request: Request) -> tuple[Request, FitKey, dict[str, Need | None]]:
+    def charge_first(self, request: Request) -> int:
+        """What a request would be charged of the first flavour it accepts; 0 where that cannot serve it."""
+        known = self._of(request)
+        if known.charge is None:
+            need = self.need(request, request.flavours[0]) if request.flavours else None
+            known.charge = need.charge_milli if need is not None else 0
+        return known.charge
+
+    def _of(self, request: Request) -> _Known:
         known = self._known.get(request.id)
-        if known is None or known[0] is not request:
-            known = self._known[request.id] = (request, _fit_key(request), {})
+        if known is None or known.request is not request:
+            known = self._known[request.id] = _Known(request, _fit_key(request))
         return known
 
     def _need(self, request: Request, flavour: str) -> Need | None:

@@ -89,6 +89,8 @@ class QuotaTree:
         self._guarantees: dict[NodeId, int] = {}
         self._paths: dict[NodeId, list[NodeId]] = {}
         self._derive_limits()
+        self.version = 0
+        """Grows with every booking: what was worked out from the counters holds while it stands."""
         self.counters: dict[NodeId, Counters] = {
             n.id: Counters(n.charged, n.total, n.total_noninterruptible) for n in self.nodes.values()
         }
@@ -138,6 +140,7 @@ class QuotaTree:
         too.
         """
         _check_amount(amount)
+        self.version += 1
         rising = amount
         for step in self.path(node_id):
             counters = self.counters[step]
@@ -158,6 +161,7 @@ class QuotaTree:
             counters = self.counters[step]
             if counters.total < amount or (not interruptible and counters.total_noninterruptible < amount):
                 raise TreeError(f"node {step!r} has less use than {amount}")
+        self.version += 1
         falling = amount
         for step in path:
             counters = self.counters[step]
@@ -172,6 +176,7 @@ class QuotaTree:
         """Recompute ``charged`` everywhere from the totals: needed after limits changed, a no-op
         otherwise.
         """
+        self.version += 1
         for node_id in self.post_order:
             below = self.children[node_id]
             direct = self.counters[node_id].total - sum(self.counters[child].total for child in below)
@@ -195,7 +200,7 @@ class QuotaTree:
         twin = QuotaTree.__new__(QuotaTree)
         twin.nodes, twin.children, twin.roots = self.nodes, self.children, self.roots
         twin.post_order, twin.own, twin.subtree = self.post_order, self.own, self.subtree
-        twin.kept, twin._guarantees, twin._paths = self.kept, self._guarantees, self._paths
+        twin.version, twin.kept, twin._guarantees, twin._paths = self.version, self.kept, self._guarantees, self._paths
         twin.counters = {
             node_id: Counters(c.charged, c.total, c.total_noninterruptible)
             for node_id, c in self.counters.items()
