@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from pool.web import agent_views, reclaim_urls, views_leases, views_nodes
+from pool.web import agent_views, reclaim_urls, views_leases, views_nodes, views_what_if
 
 app_name = "pool"
 urlpatterns = [
@@ -23,6 +23,7 @@ urlpatterns = [
     path("leases/<uuid:uid>/do/<slug:act>/", views_leases.allocation_act, name="allocation-act"),
     path("pool/progress/<uuid:uid>/", views_leases.request_progress, name="request-progress"),
     path("pool/fit/", views_leases.fit, name="fit"),
+    path("pool/what-if/", views_what_if.what_if_panel, name="what-if"),
 ]
 urlpatterns += agent_views.urlpatterns
 urlpatterns += reclaim_urls.urlpatterns

@@ -9,4 +9,5 @@ class QuotasConfig(AppConfig):
 
     def ready(self) -> None:
         """Subscribe to what the rooms below tell."""
+        import quotas.notices
         import quotas.subscriptions  # noqa: F401

@@ -13,6 +13,7 @@ from quotas.web import (
     views_policy,
     views_preview,
     views_quotas,
+    views_request_detail,
     views_requests,
 )
 from quotas.web.money.urls import urlpatterns as money_urlpatterns
@@ -23,9 +24,9 @@ urlpatterns: list[Any] = [
     path("requests/", views_requests.request_list, name="request-list"),
     path("requests/new/", views_requests.request_new, name="request-new"),
     path("requests/fit/", views_requests.request_fit, name="request-fit"),
-    path("requests/<uuid:uid>/", views_requests.request_detail, name="request-detail"),
+    path("requests/<uuid:uid>/", views_request_detail.request_detail, name="request-detail"),
     path("requests/<uuid:uid>/edit/", views_requests.request_edit, name="request-edit"),
-    path("requests/<uuid:uid>/do/<slug:act>/", views_requests.request_act, name="request-act"),
+    path("requests/<uuid:uid>/do/<slug:act>/", views_request_detail.request_act, name="request-act"),
     path("approvals/", views_approvals.approvals, name="approvals"),
     path("approvals/bulk/", views_approvals.approvals_bulk, name="approvals-bulk"),
     path("approvals/delegations/", views_delegations.delegations, name="delegations"),

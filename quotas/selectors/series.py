@@ -71,6 +71,8 @@ def progress_of(head: CapacityRequest) -> Progress:
 def progress_of_all(heads: Iterable[CapacityRequest]) -> dict[int, Progress]:
     """The same for several at once, still in one query."""
     ids = [head.pk for head in heads]
+    if not ids:
+        return {}
     hold = Q(run_kind=CapacityRequest.RunKind.HOLD) | Q(end_at__isnull=False)
     well = Q(state=S.ENDED) & (
         Q(end_reason__in=sorted(WELL)) | (hold & Q(end_reason__in=sorted(WELL_FOR_HOLD)))

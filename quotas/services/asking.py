@@ -141,6 +141,8 @@ def _flavours(r: Reader, draft: bool) -> list[GpuFlavour]:
             r.wrong("flavour", _("There is no such flavour on offer."))
             return []
         r.out["flavour"] = found
+        driver = _requirement(r).get("driver")  # all else is the flavour's own
+        r.out["requirement"] = {"driver": driver} if driver else {}
         flavours, pointer = [found], "flavour"
     else:
         requirement = _requirement(r)

@@ -205,13 +205,19 @@ def smallest_part(cleaned: Mapping[str, Any]) -> AskShape:
 
 def cost_of(option: Option, cleaned: Mapping[str, Any], length_s: int | None) -> int | None:
     """What all of it costs at most: every member of an array, every window, every replica by its timetable."""
-    if option.rate_micro is None or length_s is None:
+    gpu_ms = gpu_ms_of(option, cleaned, length_s)
+    if option.rate_micro is None or gpu_ms is None:
+        return None
+    return cost_micro(gpu_ms, option.rate_micro)
+
+
+def gpu_ms_of(option: Option, cleaned: Mapping[str, Any], length_s: int | None) -> int | None:
+    """GPU-milliseconds of all of it at most; None without an end. Milli-GPU × seconds are GPU-milliseconds."""
+    if length_s is None:
         return None
     if cleaned["series"] == CapacityRequest.Series.WINDOW:
-        seconds = total_seconds(weekly_of(cleaned["window"]))
-        return cost_micro(option.charge * seconds, option.rate_micro)
+        return option.charge * total_seconds(weekly_of(cleaned["window"]))
     if cleaned["timetable"] and cleaned["review_at"] is not None:
-        each = option.charge // cleaned["nodes"]
-        seconds = replica_seconds(timetable_of(cleaned["timetable"]), now(), cleaned["review_at"])
-        return cost_micro(each * seconds, option.rate_micro)
-    return cost_micro(option.charge * length_s * (cleaned["array_count"] or 1), option.rate_micro)
+        each = option.charge // int(cleaned["nodes"])
+        return each * replica_seconds(timetable_of(cleaned["timetable"]), now(), cleaned["review_at"])
+    return option.charge * length_s * int(cleaned["array_count"] or 1)

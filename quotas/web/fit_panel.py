@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from django.utils.translation import gettext as _
@@ -12,20 +13,26 @@ from portal.accounts.policy import Policy
 from portal.kernel.clock import now
 from portal.kernel.errors import DomainError, Invalid
 from quotas.engine.available import available
+from quotas.engine.recurrence import count, occurrences
 from quotas.models import CapacityRequest, GpuFlavour
 from quotas.selectors.approvers import Deciders
 from quotas.selectors.fit import Option, Verdict
 from quotas.selectors.flavours import unmet
-from quotas.selectors.requests import lent_now, range_from, waits_of
+from quotas.selectors.requests import lent_now
 from quotas.selectors.trees import INSTALLATION
 from quotas.services.approval_steps import wanted_steps
 from quotas.services.asking import read_request
-from quotas.services.judging import level_error, review_length, verdict_of
+from quotas.services.asking_series import weekly_of
+from quotas.services.judging import at_once_of, gpu_ms_of, level_error, review_length, verdict_of
 from quotas.web import present
 from quotas.web.present import role_word
-from quotas.web.words import gpus, hours, money, when
+from quotas.web.words import gpus, hours, when
 
-UNMET_WORDS = ("memory", "model", "nvlink", "fp8", "mig")
+OFTEN_LEFT: dict[str, Any] = {
+    "array_count": 0, "array_at_once": 0, "nodes_min": None, "site_code": "", "fabric": "", "fabric_gbit_s": 0,
+    "storage": "", "domain_required": "", "domain_preferred": "", "datasets": [],
+}  # fmt: skip
+"""Wishes that the API call names only where they are not the default."""
 
 
 def panel(
@@ -54,7 +61,7 @@ def panel(
     return {
         **_verdict(option, verdict, policy),
         **_lines(option, verdict, cleaned, policy, user),
-        "alts": _alternatives(option, cleaned, policy, offered),
+        "several_text": several_text(cleaned),
         "options": _options(verdict) if cleaned["flavour"] is None else [],
         "computed": now(),
         "api_call": api_call_of(cleaned),
@@ -117,16 +124,16 @@ def _lines(
     option: Option, verdict: Verdict, cleaned: Mapping[str, Any], policy: Policy, user: Any
 ) -> dict[str, Any]:
     department = cleaned["department"]
-    after = option.used + option.charge
-    own = max(0, min(option.charge, option.guaranteed - option.used))
+    ask = option.charge * at_once_of(cleaned)
+    own = max(0, min(ask, option.guaranteed - option.used))
     length = review_length(cleaned)
-    waits = waits_of(option.flavour.pk, option.charge)
     return {
         "option": option,
         "department": department,
-        "after": after,
+        "ask": ask,
+        "after": option.used + ask,
         "own": own,
-        "borrowed": option.charge - own,
+        "borrowed": ask - own,
         "levels": [
             {"name": policy.tree.rows[pk].name, "left": available(option.tree, pk)}
             for pk in reversed(policy.tree.ancestors(department.pk))
@@ -137,12 +144,10 @@ def _lines(
         if option.admission.blocking is not None
         else "",
         "cost": verdict.dearest.cost_micro if verdict.dearest is not None else None,
-        "gpu_ms": option.charge * length if length is not None else None,
+        "gpu_ms": gpu_ms_of(option, cleaned, length),
         "several": len(verdict.options) > 1,
         "steps": _steps(verdict, cleaned, policy, user),
         "rules": ", ".join(verdict.plan.matched) if verdict.plan is not None else "",
-        "waits": waits,
-        "start": range_from(waits, now()) if waits is not None else None,
     }
 
 
@@ -175,35 +180,26 @@ def _steps(verdict: Verdict, cleaned: Mapping[str, Any], policy: Policy, user: A
     return out
 
 
-def _alternatives(
-    option: Option, cleaned: Mapping[str, Any], policy: Policy, offered: list[GpuFlavour]
-) -> list[dict[str, Any]]:
-    """What would start sooner: fewer GPUs within the guarantee, or another flavour that is free now."""
-    if cleaned["shape"] != CapacityRequest.Shape.WHOLE or (
-        option.admission.fits and not option.over_guarantee and option.free >= option.charge
-    ):
-        return []
-    out: list[dict[str, Any]] = []
-    left = min(option.guaranteed - option.used, option.free) // 1000
-    if cleaned["nodes"] == 1 and 0 < left < cleaned["gpus_per_node"]:
-        text = _("%(n)s × %(name)s: within the guarantee, free now") % {
-            "n": left,
-            "name": option.flavour.name,
+def several_text(cleaned: Mapping[str, Any]) -> str:
+    """What a series comes to, in a sentence; "" for a single request."""
+    if cleaned["series"] == CapacityRequest.Series.ARRAY:
+        return _("%(n)s members, %(k)s at once") % {
+            "n": cleaned["array_count"],
+            "k": cleaned["array_at_once"],
         }
-        out.append({"text": text, "set": {"gpus_per_node": left}})
-    others = [
-        f for f in offered if f.pk != option.flavour.pk and f.memory_mib * 10 >= option.flavour.memory_mib * 9
-    ]
-    if others and cleaned["flavour"] is not None:
-        for other in verdict_of({**cleaned, "flavours": others, "flavour": None}, policy=policy).options[:2]:
-            if other.admission.fits and other.free >= other.charge and not other.over_guarantee:
-                text = _("%(n)s × %(name)s: now, %(cost)s") % {
-                    "n": gpus(other.charge),
-                    "name": other.flavour.name,
-                    "cost": money(other.cost_micro),
-                }
-                out.append({"text": text, "set": {"flavour": other.flavour.code}})
-    return out
+    if cleaned["series"] == CapacityRequest.Series.WINDOW:
+        rule = weekly_of(cleaned["window"])
+        coming = next(occurrences(rule, now(), now() + timedelta(days=740)), None)
+        first = when(coming.start) if coming is not None else "–"
+        return _("%(n)s windows, the next at %(first)s") % {"n": count(rule), "first": first}
+    if cleaned["series"] == CapacityRequest.Series.SERVICE:
+        least, most = cleaned["replicas_min"], cleaned["replicas_max"]
+        return (
+            _("%(n)s replicas") % {"n": most}
+            if least == most
+            else _("%(least)s to %(most)s replicas") % {"least": least, "most": most}
+        )
+    return ""
 
 
 def _options(verdict: Verdict) -> list[dict[str, Any]]:
@@ -256,8 +252,13 @@ def api_call_of(cleaned: Mapping[str, Any]) -> str:
         body["gpus_per_node"] = cleaned["gpus_per_node"]
         if cleaned["nodes"] > 1:
             body["nodes"] = cleaned["nodes"]
-    if cleaned["duration_s"]:
+    if cleaned["window"]:
+        body["window"] = {name: value for name, value in cleaned["window"].items() if value}
+    elif cleaned["duration_s"]:
         body["duration_s"] = cleaned["duration_s"]
+    for name, default in OFTEN_LEFT.items():
+        if cleaned[name] != default:
+            body[name] = cleaned[name]
     body["interruptible"] = bool(cleaned["interruptible"])
     return f"POST /api/v1/requests/ {json.dumps(body, ensure_ascii=False)}"
 

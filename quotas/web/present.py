@@ -16,9 +16,11 @@ from django.utils.translation import pgettext
 
 from quotas.models import ApprovalStep, CapacityRequest, QuotaChange
 from quotas.selectors.approvers import Deciders
+from quotas.selectors.series import Progress
 from quotas.selectors.shapes import AskShape, amount_text, flavour_text, place_text
 from quotas.services.approvals import consent_until
-from quotas.web.words import hours, when
+from quotas.web.series_words import held_words, progress_text, series_text
+from quotas.web.words import end_word, hours, when
 
 S = CapacityRequest.State
 
@@ -35,13 +37,16 @@ def listed(parts: Iterable[str]) -> str:
 
 def title_of(request: CapacityRequest, names: Mapping[str, str] | None = None) -> str:
     """``8 × H800 80GB``."""
-    return amount_text(AskShape.of(request), flavour_text(request, names))
+    text = amount_text(AskShape.of(request), flavour_text(request, names))
+    return f"{request.array_count} × ({text})" if request.array_count else text
 
 
 def sub_of(request: CapacityRequest) -> str:
     """``1 node × 8, 24 h, training``."""
-    parts = [place_text(AskShape.of(request)), hours(request.duration_s), class_word(request.work_class)]
-    return listed(parts)
+    many = series_text(request)
+    place = "" if request.is_service else place_text(AskShape.of(request))
+    length = "" if request.window else hours(request.duration_s)
+    return listed([place, many, length, class_word(request.work_class)])
 
 
 def class_word(work_class: str) -> str:
@@ -56,7 +61,10 @@ def open_step(request: CapacityRequest) -> ApprovalStep | None:
 
 
 def row_of(
-    request: CapacityRequest, names: Mapping[str, str], deciders: Deciders | None = None
+    request: CapacityRequest,
+    names: Mapping[str, str],
+    deciders: Deciders | None = None,
+    progress: Mapping[int, Progress] | None = None,
 ) -> dict[str, Any]:
     """One line of a list: what is asked, at which step, who acts next, by when."""
     step = open_step(request)
@@ -89,6 +97,11 @@ def row_of(
         row |= {"note": _("change it and send it again"), "you": True, "act": pgettext("button", "Change")}
     elif request.state == S.DRAFT:
         row |= {"note": _("not sent yet"), "you": True, "act": _("Continue")}
+    elif request.state == S.SERIES:
+        found = (progress or {}).get(request.pk)
+        row |= {"note": progress_text(found) if found is not None else "", "who": _("Scheduler")}
+    elif (held := held_words(request)) is not None:
+        row |= {"note": held["head"], "act": _("Why"), "you": request.held == "failed"}
     elif request.state == S.QUEUED:
         row |= {"note": _("the scheduler looks every few seconds"), "who": _("Scheduler"), "act": _("Why")}
     elif request.state == S.ALLOCATED:
@@ -115,27 +128,6 @@ def change_title(request: CapacityRequest, names: Mapping[str, str]) -> str:
     if wanted.pieces != shape.pieces:
         return f"{shape.pieces} → {amount_text(wanted, flavour_text(request, names))}"
     return title_of(request, names)
-
-
-def end_word(code: str) -> str:
-    """Why it ended."""
-    words = {
-        "expired": _("its time was over"),
-        "released": _("released early"),
-        "completed": _("the work finished"),
-        "finished": _("the work finished"),
-        "failed": _("the work failed"),
-        "failed_start": _("it could not be started"),
-        "start_failed": _("it could not be started"),
-        "idle": _("reclaimed: idle"),
-        "revoked": _("revoked by an administrator"),
-        "preempted": _("preempted"),
-        "node_lost": _("its node was lost"),
-        "suspended": _("the person was suspended"),
-        "withdrawn": _("withdrawn"),
-        "rejected": _("rejected"),
-    }
-    return words.get(code, code.replace("_", " "))
 
 
 def who_decides(step: ApprovalStep, subject: CapacityRequest | QuotaChange, deciders: Deciders | None) -> str:
@@ -182,9 +174,19 @@ def path_of_request(request: CapacityRequest, deciders: Deciders) -> list[dict[s
         items.append({"s": "bad", "title": title, "note": when(request.ended_at)})
         return items
     state = request.state
+    if request.series:
+        done = state == S.ENDED
+        going = "now" if state == S.SERIES else "done" if done else "todo"
+        items.append({"s": going, "title": _("Under way"), "note": series_text(request)})
+        end = (
+            note(end_word(request.end_reason), when(request.ended_at)) if done else _("with its last member")
+        )
+        items.append({"s": "done" if done else "todo", "title": _("Ended"), "note": end})
+        return items
     queued = {"queued": "now", "allocated": "done", "ended": "done"}.get(state, "todo")
     running = {"allocated": "now", "ended": "done"}.get(state, "todo")
-    waiting = note(_("the scheduler holds it"), since(request.queued_at)) if state == S.QUEUED else ""
+    holder = _("not in line yet") if request.held else _("the scheduler holds it")
+    waiting = note(holder, since(request.queued_at)) if state == S.QUEUED else ""
     items.append({"s": queued, "title": _("Queued"), "note": waiting})
     items.append(
         {
@@ -264,6 +266,18 @@ EVENT_LOOKS = {
     "ended": ("check", "mute"),
     "escalated": ("up", "warn"),
     "extended": ("clock", "info"),
+    "in_line": ("clock", "info"),
+    "dependency_failed": ("fault", "bad"),
+    "after_changed": ("edit", "info"),
+    "scaled": ("split", "info"),
+    "let_go": ("return", "mute"),
+    "crash_loop": ("warn", "bad"),
+    "series_closed": ("x", "mute"),
+    "renewed": ("clock", "ok"),
+    "review_warning": ("clock", "warn"),
+    "deadline_lost": ("warn", "bad"),
+    "occurrence_skipped": ("x", "mute"),
+    "occurrence_moved": ("edit", "info"),
 }
 
 
@@ -288,6 +302,18 @@ def event_words(kind: str) -> str:
         "ended": _("ended"),
         "escalated": _("escalated to the level above"),
         "extended": _("extended"),
+        "in_line": _("let it into the line"),
+        "dependency_failed": _("saw that what it waits for did not end well"),
+        "after_changed": _("changed what it waits for"),
+        "scaled": _("changed the number of replicas"),
+        "let_go": _("gave its GPUs back"),
+        "crash_loop": _("waits before the next replica: several failed in a row"),
+        "series_closed": _("ended the series"),
+        "renewed": _("renewed it"),
+        "review_warning": _("told that its review date comes near"),
+        "deadline_lost": _("saw that its deadline cannot be met any more"),
+        "occurrence_skipped": _("left one window out"),
+        "occurrence_moved": _("moved one window"),
     }
     return words.get(kind, kind.replace("_", " "))
 
@@ -315,6 +341,7 @@ def actor_word(name: str) -> str:
     """The installation's own actors in the reader's language."""
     words = {
         "scheduler": _("Scheduler"),
+        "queue": _("Queue"),
         "policy": _("Policy"),
         "system": _("System"),
         "approval clock": _("Approval clock"),
@@ -344,6 +371,22 @@ def field_word(name: str) -> str:
         "work_class": _("class"),
         "run_kind": _("what runs"),
         "review_at": _("review date"),
+        "deadline_at": _("deadline"),
+        "nodes_min": _("nodes at least"),
+        "array_count": _("members"),
+        "array_at_once": _("members at once"),
+        "window": _("weekly window"),
+        "timetable": _("timetable"),
+        "scale_by": _("number of replicas by"),
+        "replicas_min": _("replicas at least"),
+        "replicas_max": _("replicas at most"),
+        "site_code": _("site"),
+        "fabric": _("network"),
+        "fabric_gbit_s": _("Gbit/s at least"),
+        "storage": _("storage"),
+        "domain_required": _("all nodes in one"),
+        "domain_preferred": _("if possible in one"),
+        "datasets": _("data sets"),
     }
     return words.get(name, name)
 
@@ -352,8 +395,14 @@ def value_word(name: str, value: Any) -> str:
     """A value as read: seconds as hours, times in the reader's zone."""
     if name == "duration_s":
         return hours(value)
-    if name in ("start_at", "review_at") and isinstance(value, str) and (parsed := parse_datetime(value)):
+    if (
+        name in ("start_at", "review_at", "deadline_at")
+        and isinstance(value, str)
+        and (parsed := parse_datetime(value))
+    ):
         return when(parsed)
+    if isinstance(value, Mapping):
+        return _("changed") if value else "–"
     if isinstance(value, bool):
         return _("yes") if value else _("no")
     if isinstance(value, list):
@@ -367,6 +416,12 @@ def change_words(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
         f"{field_word(name)} {value_word(name, before.get(name))} → {value_word(name, after[name])}"
         for name in after
     )
+
+
+def _moment_word(text: Any) -> str:
+    """A kept ISO time in the reader's zone."""
+    parsed = parse_datetime(text) if isinstance(text, str) else None
+    return when(parsed) if parsed is not None else "–"
 
 
 def _event_note(kind: str, facts: Mapping[str, Any], text: str) -> str:
@@ -388,7 +443,26 @@ def _event_note(kind: str, facts: Mapping[str, Any], text: str) -> str:
         parts.append(_("copied from %(ref)s") % {"ref": facts["cloned_from"]})
     elif kind == "allocated" and facts.get("nodes"):
         parts.append(", ".join(str(n) for n in facts["nodes"][:6]))
-    elif kind == "ended" and facts.get("reason") or kind == "requeued" and facts.get("reason"):
+    elif kind == "scaled":
+        parts.append(f"{facts.get('from') if facts.get('from') is not None else 0} → {facts.get('to')}")
+    elif kind in ("let_go", "series_closed"):
+        parts.append(end_word(str(facts.get("cause", ""))))
+    elif kind == "dependency_failed":
+        parts.append(str(facts.get("on", "")))
+    elif kind == "after_changed":
+        parts.append(f"{listed(facts.get('before', [])) or '–'} → {listed(facts.get('after', [])) or '–'}")
+    elif kind in ("renewed", "occurrence_moved"):
+        parts.append(f"{_moment_word(facts.get('from'))} → {_moment_word(facts.get('to'))}")
+    elif kind == "review_warning":
+        parts.append(_moment_word(facts.get("review_at")))
+    elif kind == "deadline_lost":
+        ends = (_moment_word(facts.get("earliest_end")), _moment_word(facts.get("deadline_at")))
+        parts.append(" > ".join(ends))
+    elif kind == "crash_loop":
+        parts.append(_moment_word(facts.get("again_at")))
+    elif kind == "occurrence_skipped":
+        parts.append(str(facts.get("day", "")))
+    elif kind in ("ended", "requeued", "withdrawn") and facts.get("reason"):
         parts.append(end_word(str(facts["reason"])))
     if facts.get("on_behalf_of"):
         parts.append(_("on behalf of %(name)s") % {"name": facts["on_behalf_of"]})

@@ -37,11 +37,9 @@ class GrantForm(ServiceForm):
 
     @staticmethod
     def initial_of(numbers: GrantNumbers) -> dict[str, Any]:
-        """The numbers in force, unlimited ones empty."""
+        """The numbers in force; unlimited ones as ∞, so that nobody takes an empty field for nothing."""
         values = {name: value for name, value in numbers.as_fields().items() if name != "weight"}
-        return {name: "" if v is None else gpus(v).replace(",", "") for name, v in values.items()} | {
-            "weight": numbers.weight
-        }
+        return {name: gpus(v).replace(",", "") for name, v in values.items()} | {"weight": numbers.weight}
 
 
 class ChangeForm(GrantForm):

@@ -11,6 +11,7 @@ from portal.kernel.clock import now
 from quotas.models import CapacityRequest
 from quotas.selectors.approvers import Deciders
 from quotas.selectors.requests import department_bars, flavour_names, own_requests
+from quotas.selectors.series import progress_of_all
 from quotas.selectors.user_limits import held_milli, limits_of
 from quotas.services.approvals import consent_until
 from quotas.web import present
@@ -26,13 +27,14 @@ def home(request: HttpRequest) -> HttpResponse:
     names = flavour_names()
     rows = own_requests(request.user.pk, limit=SHOWN)
     deciders = Deciders.of_page(policy)
+    progress = progress_of_all([r for r in rows if r.series])
     where = policy.tree.rows.get(request.user.home_department_id or 0)
     state = CapacityRequest.State
     context = {
         "moment": now(),
         "department": where,
-        "rows": [present.row_of(r, names, deciders) for r in rows],
-        "total": CapacityRequest.objects.filter(requester=request.user).count(),
+        "rows": [present.row_of(r, names, deciders, progress) for r in rows],
+        "total": CapacityRequest.objects.filter(requester=request.user, head=None).count(),
         "consents": [
             {
                 "r": r,

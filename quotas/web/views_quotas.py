@@ -53,7 +53,7 @@ def _flavour(request: HttpRequest, flavours: list[GpuFlavour]) -> GpuFlavour | N
     """The flavour asked for; otherwise the first of which the reader's department has a guarantee or a
     use.
     """
-    wanted = request.GET.get("f", "")
+    wanted = request.GET.get("f", "") or request.GET.get("flavour", "")
     if chosen := next((f for f in flavours if f.code == wanted), None):
         return chosen
     home = request.user.home_department_id  # type: ignore[union-attr]
@@ -63,7 +63,7 @@ def _flavour(request: HttpRequest, flavours: list[GpuFlavour]) -> GpuFlavour | N
 
 
 def _department(request: HttpRequest, scope: Any) -> Department | None:
-    text = request.GET.get("d", "") or request.POST.get("department", "")
+    text = request.GET.get("d") or request.GET.get("department") or request.POST.get("department", "")
     try:
         uid = uuid.UUID(text)
     except ValueError:
@@ -241,22 +241,36 @@ def quota_change_new(request: HttpRequest) -> HttpResponse:
             if error.status == 403:
                 raise
             form.take(error)
-            return render(request, "quotas/change_form.html", {"form": form}, status=error.status)
+            context = {"form": form, "overridable": error.extra.get("overridable")}
+            return render(request, "quotas/change_form.html", context, status=error.status)
         messages.success(request, _("Q-%(n)s sent for approval.") % {"n": made.pk})
         return HttpResponseRedirect(reverse("quotas:quota-change", args=[made.uid]))
-    chosen, flavour = _department(request, policy.scope("lead", "pool_admin")), _flavour(request, flavours)
+    form = ChangeForm(initial=_change_initial(request, flavours), policy=policy, flavours=flavours)
+    part = request.GET.get("part") == "numbers"
+    return render(
+        request, "quotas/_change_numbers.html" if part else "quotas/change_form.html", {"form": form}
+    )
+
+
+def _change_initial(request: HttpRequest, flavours: list[GpuFlavour]) -> dict[str, Any]:
+    """The form with the numbers in force of the department and flavour asked for; otherwise of the reader's own
+    department, or of the first that the reader may ask for.
+    """
+    policy = request.policy  # type: ignore[attr-defined]
+    scope = policy.scope("lead", "pool_admin")
+    chosen, flavour = _department(request, scope), _flavour(request, flavours)
+    if chosen is None:
+        home = request.user.home_department_id  # type: ignore[union-attr]
+        mine = [row for _depth, row in policy.tree.ordered() if row.is_open and row.pk in scope]
+        chosen = next((row for row in mine if row.pk == home), mine[0] if mine else None)
     initial: dict[str, Any] = {
         "kind": request.GET.get("kind", "numbers"),
         "flavour": flavour.code if flavour else "",
     }
-    if chosen is not None and flavour is not None:
-        numbers = grant_numbers(chosen.pk, flavour.pk, now()) or GrantNumbers()
-        initial |= {"department": str(chosen.uid), **GrantForm.initial_of(numbers)}
-    return render(
-        request,
-        "quotas/change_form.html",
-        {"form": ChangeForm(initial=initial, policy=policy, flavours=flavours)},
-    )
+    if chosen is None or flavour is None:
+        return initial
+    numbers = grant_numbers(chosen.pk, flavour.pk, now()) or GrantNumbers()
+    return {**initial, "department": str(chosen.uid), **GrantForm.initial_of(numbers)}
 
 
 def _submit_change(request: HttpRequest, form: ChangeForm, flavours: list[GpuFlavour]) -> QuotaChange:
@@ -274,7 +288,9 @@ def _submit_change(request: HttpRequest, form: ChangeForm, flavours: list[GpuFla
     }  # fmt: skip
     ends_at = _time(form, "ends_at")
     if form.typed("kind") != "lending":
-        return quota_change_submit(**common, asked=read_numbers(form), ends_at=ends_at)
+        return quota_change_submit(
+            **common, asked=read_numbers(form), ends_at=ends_at, override="override" in request.POST
+        )
     lender = rows.get(form.typed("lender"))
     if lender is None:
         raise Invalid.field("lender", _("Choose the department that lends."))

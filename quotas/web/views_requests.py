@@ -5,7 +5,6 @@ only.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
 from typing import Any
 
 from django.conf import settings
@@ -16,6 +15,7 @@ from django.db.models import F, Q
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import render
 from django.urls import reverse
+from django.utils.timezone import get_current_timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import pgettext
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
@@ -27,27 +27,25 @@ from portal.ops.actor import actor_of
 from quotas.models import CapacityRequest, PriceRate, QuotaUsage
 from quotas.selectors.approvals import subject_of
 from quotas.selectors.approvers import Deciders
-from quotas.selectors.fit import assess
 from quotas.selectors.flavours import flavours_on_offer
-from quotas.selectors.requests import flavour_names, quota_bar, visible_requests, with_open_step
-from quotas.selectors.shapes import AskShape
-from quotas.selectors.trees import parents_in
-from quotas.services.approvals import consent_until, request_consent
+from quotas.selectors.requests import flavour_names, visible_requests, with_open_step
+from quotas.selectors.series import progress_of_all
 from quotas.services.requests import (
     request_change,
     request_save_draft,
     request_submit,
-    request_withdraw,
 )
 from quotas.transitions import allowed
 from quotas.web import present
 from quotas.web.fit_panel import panel
-from quotas.web.forms import RequestForm
+from quotas.web.request_form import RequestForm
+from quotas.web.request_parts import ZONES
+from quotas.web.words import weekdays
 
 S = CapacityRequest.State
 PAGE = 50
 GROUPS: dict[str, list[str]] = {
-    "open": [S.DRAFT, S.IN_APPROVAL, S.RETURNED, S.NEEDS_CONSENT, S.QUEUED, S.ALLOCATED],
+    "open": [S.DRAFT, S.IN_APPROVAL, S.RETURNED, S.NEEDS_CONSENT, S.QUEUED, S.SERIES, S.ALLOCATED],
     "ended": [S.ENDED, S.REJECTED, S.WITHDRAWN],
     "all": list(S.values),
 }
@@ -55,7 +53,12 @@ GROUPS: dict[str, list[str]] = {
 
 def find_request(request: HttpRequest, uid: uuid.UUID) -> CapacityRequest:
     """One request that the person may see, else 404: absent and forbidden look alike."""
-    found = with_open_step(visible_requests(request.policy)).filter(uid=uid).first()  # type: ignore[attr-defined]
+    rows = with_open_step(visible_requests(request.policy))  # type: ignore[attr-defined]
+    found = (
+        rows.select_related("flavour", "department", "requester", "head", "cloned_from")
+        .filter(uid=uid)
+        .first()
+    )
     if found is None:
         raise Http404
     return found
@@ -102,6 +105,8 @@ def request_list(request: HttpRequest) -> HttpResponse:
     if of != "all":
         rows = rows.filter(requester=request.user)
     rows = rows.filter(state__in=GROUPS.get(state, [state]))
+    if not text:
+        rows = rows.filter(head=None)  # members are on the page of their series
     if text:
         query = (
             Q(purpose__icontains=text)
@@ -117,9 +122,10 @@ def request_list(request: HttpRequest) -> HttpResponse:
     page = Paginator(with_open_step(rows).order_by("-id"), PAGE).get_page(request.GET.get("page"))
     names = flavour_names()
     deciders = Deciders.of_page(policy)
+    progress = progress_of_all([r for r in page if r.series])
     context = {
         "page": page,
-        "rows": [present.row_of(r, names, deciders) for r in page],
+        "rows": [present.row_of(r, names, deciders, progress) for r in page],
         "of": of,
         "state": state,
         "q": text,
@@ -227,6 +233,9 @@ def _form_page(
         "blocked": blocked,
         "old": [{"r": r, "title": present.title_of(r, names)} for r in old],
         "can_draft": row is None or allowed("save", row.state),
+        "opened": form.opened(),
+        "weekdays": weekdays(),
+        "zones": list(dict.fromkeys([str(get_current_timezone()), *ZONES])),
     }
     return render(request, "quotas/request_form.html", context, status=status)
 
@@ -238,121 +247,6 @@ def request_fit(request: HttpRequest) -> HttpResponse:
     form = make_form(request, data=request.POST)
     context = panel(form.values(), user=request.user, policy=request.policy, offered=form.offered)  # type: ignore[attr-defined]
     return render(request, "quotas/_fit.html", context)
-
-
-@login_required
-@require_GET
-def request_detail(request: HttpRequest, uid: uuid.UUID) -> HttpResponse:
-    """One request: path, why it waits (a fragment of the pool), what is asked, quota if it starts,
-    history.
-    """
-    row = find_request(request, uid)
-    policy = request.policy  # type: ignore[attr-defined]
-    deciders = Deciders.of_page(policy)
-    own = row.requester_id == request.user.pk
-    step = present.open_step(row)
-    may = (
-        deciders.may(request.user.pk, step, row) if step is not None and row.state == S.IN_APPROVAL else None
-    )
-    names = flavour_names()
-    context = {
-        "r": row,
-        "title": present.title_of(row, names),
-        "sub": present.sub_of(row),
-        "steps": present.path_of_request(row, deciders),
-        "history": present.history(row),
-        "own": own,
-        "step": step,
-        "may": may,
-        "bar": _bar(row, parents_in(policy.tree)),
-        "department_path": policy.tree.path(row.department_id),
-        "option_names": [names.get(code, code) for code in row.options],
-        "need": need_words(row),
-        "consent": _consent(row) if row.state == S.NEEDS_CONSENT else None,
-        "can_change": own and (allowed("change", row.state) or allowed("save", row.state)),
-        "can_withdraw": (own or policy.administers_pool) and allowed("withdraw", row.state),
-        "shows_progress": row.state in (S.QUEUED, S.ALLOCATED, S.ENDED),
-        "gpu_ms": row.charge_milli * row.duration_s if row.duration_s else None,
-        "api_call": f"GET /api/v1/requests/{row.uid}/",
-    }
-    return render(request, "quotas/request_detail.html", context)
-
-
-def need_words(row: CapacityRequest) -> str:
-    """A requirement in words: ``≥ 40 GiB, NVLink, FP8``."""
-    need = row.requirement
-    parts = [f"≥ {round(need['memory_mib'] / 1024)} GiB"] if need.get("memory_mib") else []
-    parts += [word for name, word in (("nvlink", "NVLink"), ("fp8", "FP8"), ("mig", "MIG")) if need.get(name)]
-    return ", ".join([*parts, *need.get("models", [])])
-
-
-def _bar(row: CapacityRequest, parents: Mapping[int, int | None]) -> dict[str, Any] | None:
-    """The quota bar of the department with this request on it."""
-    flavour = row.flavour
-    if flavour is None or row.state in GROUPS["ended"]:
-        return None
-    options = assess(
-        department_id=row.department_id,
-        flavours=[flavour],
-        shape=AskShape.of(row),
-        duration_s=row.duration_s,
-        interruptible=row.interruptible,
-        moment=now(),
-        parents=parents,
-    )
-    if not options:
-        return None
-    bar = quota_bar(options[0].tree, flavour, row.department_id)
-    ask = 0 if row.state == S.ALLOCATED else row.charge_milli
-    own = max(0, min(ask, bar.guaranteed - bar.used))
-    return {"bar": bar, "ask": ask, "after": bar.used + ask, "own": own, "borrowed": ask - own}
-
-
-def _consent(row: CapacityRequest) -> dict[str, Any]:
-    """What an approver changed, with both costs."""
-    change = row.consent_change
-    return {
-        "by": change.get("by_name", ""),
-        "comment": change.get("comment", ""),
-        "until": consent_until(row),
-        "rows": [
-            (
-                present.field_word(name),
-                present.value_word(name, change["before"].get(name)),
-                present.value_word(name, value),
-            )
-            for name, value in change.get("values", {}).items()
-        ],
-        "cost_before": row.cost_at_most_micro,
-        "cost_after": change.get("cost_at_most_micro"),
-    }
-
-
-@login_required
-@require_POST
-def request_act(request: HttpRequest, uid: uuid.UUID, act: str) -> HttpResponse:
-    """Withdraw, agree or not agree to a change; back to the request with what happened."""
-    row = find_request(request, uid)
-    common: dict[str, Any] = {"acting_user": actor_of(request), "policy": request.policy, "request": row}  # type: ignore[attr-defined]
-    try:
-        if act == "withdraw":
-            request_withdraw(**common, reason=request.POST.get("reason", "").strip()[:500])
-            messages.success(request, _("%(ref)s withdrawn.") % {"ref": row.ref})
-        elif act in ("agree", "decline"):
-            request_consent(**common, agree=act == "agree")
-            words = (
-                _("Agreed to the change.")
-                if act == "agree"
-                else _("Not agreed: it is back with the approver.")
-            )
-            messages.success(request, words)
-        else:
-            raise Http404
-    except DomainError as error:
-        if error.status == 403:
-            raise
-        messages.error(request, str(error.detail))
-    return HttpResponseRedirect(reverse("quotas:request-detail", args=[row.uid]))
 
 
 __all__ = ["find_request", "subject_of"]

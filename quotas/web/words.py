@@ -4,13 +4,14 @@ filters).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from decimal import ROUND_HALF_UP, Decimal
 
 from django.conf import settings
 from django.utils import timezone, translation
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import ngettext, pgettext
 
 from portal.kernel.clock import now
 from portal.kernel.units import gpus_from_milli, money_from_micro
@@ -67,3 +68,53 @@ def when(moment: datetime | None) -> str:
         return f"{day if same_year else f'{local.year}年{day}'} {local:%H:%M}"
     day = f"{local.day} {MONTHS[local.month - 1]}"
     return f"{day if same_year else f'{day} {local.year}'} {local:%H:%M}".replace(" ", NBSP)
+
+
+def weekdays() -> list[tuple[str, str]]:
+    """("0", "Mon") to ("6", "Sun")."""
+    names = [
+        pgettext("weekday", "Mon"),
+        pgettext("weekday", "Tue"),
+        pgettext("weekday", "Wed"),
+        pgettext("weekday", "Thu"),
+        pgettext("weekday", "Fri"),
+        pgettext("weekday", "Sat"),
+        pgettext("weekday", "Sun"),
+    ]
+    return [(str(number), name) for number, name in enumerate(names)]
+
+
+def days_text(days: Iterable[int]) -> str:
+    """``Mon – Fri`` or ``Mon, Wed``."""
+    names = [name for _number, name in weekdays()]
+    chosen = sorted(set(days))
+    if len(chosen) > 2 and chosen == list(range(chosen[0], chosen[-1] + 1)):
+        return f"{names[chosen[0]]} – {names[chosen[-1]]}"
+    return pgettext("list", ", ").join(names[day] for day in chosen)
+
+
+def end_word(code: str) -> str:
+    """Why it ended."""
+    words = {
+        "expired": _("its time was over"),
+        "released": _("released early"),
+        "completed": _("the work finished"),
+        "finished": _("the work finished"),
+        "failed": _("the work failed"),
+        "failed_start": _("it could not be started"),
+        "start_failed": _("it could not be started"),
+        "idle": _("reclaimed: idle"),
+        "revoked": _("revoked by an administrator"),
+        "preempted": _("preempted"),
+        "node_lost": _("its node was lost"),
+        "suspended": _("the person was suspended"),
+        "withdrawn": _("withdrawn"),
+        "rejected": _("rejected"),
+        "reclaimed": _("reclaimed"),
+        "dependency_failed": _("what it waited for did not end well"),
+        "scaled_down": _("not needed at this time"),
+        "review_passed": _("its review date passed"),
+        "window_missed": _("its window passed before it could start"),
+        "skipped": _("left out"),
+    }
+    return words.get(code, code.replace("_", " "))

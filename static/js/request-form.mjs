@@ -1,4 +1,6 @@
-// The request form: asks the panel again after typing, and takes over what the panel proposes.
+// The request form: asks the panel again after typing, takes over what the panel proposes, draws the timetable.
+import { drawTimetables } from './timetable.mjs';
+
 const form = document.querySelector('[data-request-form]');
 const panel = document.getElementById('fit');
 
@@ -13,9 +15,15 @@ form.addEventListener('change', refit);
 panel.addEventListener('click', (event) => {
   const button = event.target.closest('[data-set]');
   if (!button) return;
-  const field = form.elements[button.dataset.setName];
-  if (!field) return;
-  field.value = button.dataset.setValue;
+  let last;
+  for (const [name, value] of Object.entries(JSON.parse(button.dataset.set))) {
+    const field = form.elements[name];
+    if (!field) continue;
+    field.value = String(value);
+    last = field;
+  }
   refit();
-  if (field.focus) field.focus({ preventScroll: true });
+  if (last?.focus) last.focus({ preventScroll: true });
 });
+
+drawTimetables(form);
