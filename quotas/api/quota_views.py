@@ -185,7 +185,9 @@ class QuotaChangeViewSet(mixins.RetrieveModelMixin, ApiViewSet):
 
     @extend_schema(request=s.QuotaChangeInput, responses={201: s.QuotaChangeSerializer})
     def create(self, request: Request) -> Response:
-        """Ask for other numbers, or (with ``lender``) to be lent quota for a period."""
+        """Ask for other numbers, or (with ``lender``) to be lent quota for a period. 409 quota_sum where sums
+        would not add up, unless ``override`` asks all the same.
+        """
         sent = s.QuotaChangeInput(data=request.data)
         sent.is_valid(raise_exception=True)
         data = dict(sent.validated_data)
@@ -210,7 +212,9 @@ class QuotaChangeViewSet(mixins.RetrieveModelMixin, ApiViewSet):
             if data.get("guaranteed_milli") is None:
                 raise Invalid.field("guaranteed_milli", _("A number is needed here (0 for none)."))
             _keep_what_is_left_out(data, request.data, common["department"], common["flavour"])
-            made = quota_change_submit(**common, asked=numbers_of(data), ends_at=data.get("ends_at"))
+            made = quota_change_submit(
+                **common, asked=numbers_of(data), ends_at=data.get("ends_at"), override=data["override"]
+            )
         return Response(s.QuotaChangeSerializer(made).data, status=201, headers=etag(made.version))
 
     @extend_schema(request=None, responses=s.QuotaChangeSerializer)

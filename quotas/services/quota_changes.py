@@ -23,9 +23,9 @@ from portal.ops.outbox import outbox_add
 from portal.ops.services.audit import audit_record
 from quotas.models import GpuFlavour, QuotaChange, QuotaGrant
 from quotas.selectors.approvers import Deciders
-from quotas.selectors.grants import GrantNumbers, grant_numbers
+from quotas.selectors.grants import GrantNumbers, grant_numbers, sum_checks
 from quotas.services.approval_steps import Wanted, steps_make, steps_skip
-from quotas.services.grants import check_numbers, grant_set
+from quotas.services.grants import check_numbers, grant_set, sum_error
 from quotas.services.locks import quota_change_lock
 from quotas.transitions import move_change
 
@@ -42,14 +42,23 @@ def quota_change_submit(
     purpose: str,
     starts_at: datetime | None = None,
     ends_at: datetime | None = None,
+    override: bool = False,
 ) -> QuotaChange:
-    """Ask for other numbers of a department. Leads of it or of those above, and administrators, may ask."""
+    """Ask for other numbers of a department. Leads of it or of those above, and administrators, may ask.
+
+    What the approvers could only refuse is refused here: Conflict ``quota_sum`` where the guarantees would pass
+    the parent's or what is installed, unless ``override`` asks all the same (approvers may override sums).
+    """
     policy.require(may_ask_change(policy, department.pk))
     check_numbers(asked)
     _check_text_and_time(purpose, starts_at, ends_at)
-    before = grant_numbers(department.pk, flavour.pk, starts_at or now()) or GrantNumbers()
+    moment = starts_at or now()
+    before = grant_numbers(department.pk, flavour.pk, moment) or GrantNumbers()
     if before == asked:
         raise Invalid.field("guaranteed", _("These are the numbers in force already."))
+    failed = [c for c in sum_checks({department.pk: asked}, flavour.pk, moment) if not c.holds]
+    if failed and not override:
+        raise sum_error(failed[0])
     return _submit(
         acting_user,
         policy,

@@ -13,7 +13,7 @@ from portal.kernel.clock import set_clock
 from portal.kernel.errors import Blocked, Conflict, Invalid, Refused
 from portal.ops.models import AuditEvent, OutboxEvent
 from quotas.engine.tree import QuotaNode, QuotaTree
-from quotas.models import QuotaGrant, QuotaUsage
+from quotas.models import QuotaChange, QuotaGrant, QuotaUsage
 from quotas.selectors.grants import GrantNumbers
 from quotas.selectors.requests import lent_now, quota_bar
 from quotas.selectors.trees import quota_trees
@@ -215,7 +215,13 @@ def test_an_administrator_who_asks_does_not_decide(world):
 
 def test_a_change_whose_sums_do_not_add_up_stays_open_until_overridden(world):
     world.set(world.top, 10)
-    change = ask(world)
+    with pytest.raises(Conflict) as refused:
+        ask(world)
+    assert (refused.value.code, refused.value.blocking["limit"], refused.value.blocking["requested"]) == (
+        "quota_sum", 10_000, 16_000,
+    )  # fmt: skip
+    assert not QuotaChange.objects.exists()
+    change = ask(world, override=True)
     decide(world.high, change)
     with pytest.raises(Conflict) as error:
         decide(world.admin, change)

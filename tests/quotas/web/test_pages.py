@@ -5,6 +5,7 @@ take.
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 
 import pytest
 from django.db import connection
@@ -13,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from portal.kernel.clock import now
-from quotas.models import ApprovalStep, CapacityRequest, Delegation, QuotaChange, QuotaGrant
+from quotas.models import ApprovalStep, CapacityRequest, Delegation, GpuFlavour, QuotaChange, QuotaGrant
 from quotas.services.approvals import open_step_of, step_decide
 from quotas.services.usage import quota_debit
 from tests.quotas import build
@@ -369,7 +370,21 @@ def test_quota_page_what_if_and_save(house):
 def test_quota_change_by_page(house):
     client = client_of(house.chen)
     url = reverse("quotas:quota-change-new")
-    assert client.get(url + f"?f=h800&d={house.video.uid}").status_code == 200
+    flavour = GpuFlavour.objects.get(code="h800")
+    QuotaGrant.objects.create(
+        department=house.video, flavour=flavour, guaranteed=16_000, during=(now() - timedelta(hours=1), None)
+    )
+    first = client.get(url + "?f=h800").content.decode()
+    assert f'value="{house.video.uid}" selected' in first
+    assert 'name="guaranteed" value="16"' in first
+    assert 'name="lend_limit" value="∞"' in first  # unlimited is not an empty field
+    other = client.get(url + f"?part=numbers&flavour=h800&department={house.video.uid}").content.decode()
+    assert 'name="guaranteed" value="16"' in other
+    assert "<form" not in other
+    too_much = client.post(url, {"kind": "numbers", "department": str(house.video.uid), "flavour": "h800",
+                                 "guaranteed": "2000", "hard_cap": "∞", "purpose": "all of it"})  # fmt: skip
+    assert (too_much.status_code, QuotaChange.objects.count()) == (409, 0)
+    assert 'name="override"' in too_much.content.decode()
     sent = {
         "kind": "numbers",
         "department": str(house.video.uid),
