@@ -6,6 +6,7 @@ from typing import Any
 
 from django import forms
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
 
 from pool.models import DepartmentMode, Node, Site
 from quotas.web.forms import ServiceForm
@@ -23,7 +24,9 @@ class WindowForm(ServiceForm):
         label=_("Or these nodes"), required=False, widget=forms.SelectMultiple(attrs={"size": "8"})
     )
     starts_at = forms.CharField(label=_("From"), widget=forms.TextInput(attrs=MOMENT))
-    ends_at = forms.CharField(label=_("Until"), widget=forms.TextInput(attrs=MOMENT))
+    ends_at = forms.CharField(
+        label=pgettext_lazy("maintenance", "Until"), widget=forms.TextInput(attrs=MOMENT)
+    )
     notice_h = forms.CharField(
         label=_("Notice"),
         help_text=_("Work that would run into it is told so long before, saved, and put back in line."),
