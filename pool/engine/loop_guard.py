@@ -39,7 +39,8 @@ class MinimumRuns:
         """Whether running work is left alone by a request of department ``asking``."""
         if one.evictable_after > self.now:
             return True
-        return one.started_at + self._minimum(one.department_id, asking, tree, reclaim) > self.now
+        minimum = self._minimum(one.department_id, asking, tree, reclaim)
+        return minimum > 0 and one.started_at + minimum > self.now
 
     def _minimum(self, giving: int, asking: int, tree: QuotaTree | None, reclaim: bool) -> int:
         default = self.policy.min_run_reclaim_ms if reclaim else self.policy.min_run_preempt_ms

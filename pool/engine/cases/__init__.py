@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pool.engine.cases import contest, line, quota, shares
+from pool.engine.cases import cluster, contest, line, quota, shares
 from pool.engine.cases.common import Case, Result
 
 __all__ = ["Case", "run_case", "run_cases"]
@@ -47,4 +47,5 @@ _RUNNERS: dict[str, Callable[[Case], Result]] = {
     "queue_level": contest.run_queue_level,
     "loop_guard": contest.run_loop_guard,
     "min_runtime": contest.run_min_runtime,
+    "cluster": cluster.run_cluster,
 }
