@@ -90,7 +90,11 @@ class Agent:
             "hostname": facts.hostname(),
             "machine_id": facts.machine_id(self.state_dir),
             "now": utc_now(),
-            "run_as": {"root": os.geteuid() == 0, "user": accounts.own_name()},
+            "run_as": {
+                "root": os.geteuid() == 0,
+                "user": accounts.own_name(),
+                "otherwise": self.jobs.job_account or "",
+            },
             "facts": details,
             "gpus": self.telemetry.gpus,
             "jobs": self.jobs.describe(),

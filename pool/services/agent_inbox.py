@@ -116,6 +116,7 @@ def _hello(node: Node, message: dict[str, Any], machine: str) -> None:
     at = now()
     facts = dict(message.get("facts") or {})
     run_as = message.get("run_as") or {}
+    facts["otherwise_account"] = str(run_as.get("otherwise") or "")[:64]
     gpus = message.get("gpus") or []
     nvml = facts.get("nvml") or {}
     said = _time(message.get("now"))

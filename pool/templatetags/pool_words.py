@@ -36,9 +36,10 @@ def event_words(event: AllocationEvent) -> str:
     if event.kind in ("start_failed", "member_start_failed"):
         return _("Could not start: %(code)s") % {"code": error.get("code", "")}
     if event.kind == "ended":
-        return _("Ended: %(reason)s; all its GPUs were seen free") % {
-            "reason": _end_reason(str(facts.get("reason", "")))
-        }
+        reason = {"reason": _end_reason(str(facts.get("reason", "")))}
+        if not event.allocation.charge_milli:
+            return _("Ended: %(reason)s; nothing of it runs any more") % reason
+        return _("Ended: %(reason)s; all its GPUs were seen free") % reason
     if event.kind == "stopping":
         cause = str(facts.get("cause") or facts.get("reason") or "")
         return _("Stopping: %(cause)s") % {"cause": _cause(cause)}

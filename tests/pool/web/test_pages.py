@@ -110,3 +110,32 @@ def test_a_log_is_shown_as_text_never_as_markup(held: Allocation) -> None:
     page = browser(held.holder).get(f"/leases/{held.uid}/log/").content.decode()
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+
+
+def test_the_node_page_says_whose_account_work_runs_under(held: Allocation) -> None:
+    node = held.members.get().node
+    node.run_as_root = True
+    node.facts = {"otherwise_account": "nobody"}
+    node.save()
+    address = f"/nodes/{node.uid}/"
+    page = browser(held.holder).get(address).content.decode()
+    assert 'each person\'s own account; <span class="mono">nobody</span> for people who have none' in page
+    node.facts = {}
+    node.save()
+    assert (
+        "people who have none on this node cannot work here"
+        in browser(held.holder).get(address).content.decode()
+    )
+
+
+def test_work_without_a_gpu_claims_no_gpu_seen_free_and_no_share_of_the_host(held: Allocation) -> None:
+    held.members.update(cpu_milli=0, memory_mib=0)
+    held.events.create(kind="ended", facts={"reason": "finished"}, at=held.created_at)
+    address = f"/leases/{held.uid}/"
+    page = browser(held.holder).get(address).content.decode()
+    assert "all its GPUs were seen free" in page
+    assert "none was asked for" in page
+    Allocation.objects.filter(pk=held.pk).update(charge_milli=0)
+    page = browser(held.holder).get(address).content.decode()
+    assert "all its GPUs were seen free" not in page
+    assert "nothing of it runs any more" in page
