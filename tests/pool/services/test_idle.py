@@ -87,7 +87,7 @@ def test_only_what_is_borrowed_is_taken_longest_idle_first(held):
         assert idle_judge()["warned"] == 1
     assert IdleWatch.objects.get(warned_at__isnull=False).allocation_id == second.pk
     rules_publish(acting_user=SYSTEM, values={"idle_everybody": True}, reason="also what is guaranteed")
-    with at(3760):
+    with at(3740):
         assert idle_judge()["warned"] == 1
     assert IdleWatch.objects.filter(warned_at__isnull=False).count() == 2
 
