@@ -61,7 +61,11 @@ class Fleet:
         self.groups: dict[Hashable, Ints] = {}
         self.offsets: dict[Hashable, Floats] = {}
         """What nodes cost requests of one sort beside the loss of room; kept by ``placement``."""
+        self.capacities: dict[Hashable, Ints] = {}
+        """Places for requests of one sort by node; kept by ``placement``."""
         self._eligible: dict[Hashable, Bools] = {}
+        self._refusals: dict[Hashable, list[str | None]] = {}
+        self._usable: dict[Hashable, tuple[list[int], dict[str, list[int]]]] = {}
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -98,12 +102,36 @@ class Fleet:
             () if request.stage_datasets else request.datasets,
         )  # fmt: skip
 
+    def refusals(self, request: Request) -> list[str | None]:
+        """By row: why a node cannot serve a request, whatever is free on it; None where it can."""
+        key = self.eligibility_key(request)
+        found = self._refusals.get(key)
+        if found is None:
+            found = self._refusals[key] = [node_refusal(node, request) for node in self.nodes]
+        return found
+
+    def usable(self, request: Request, flavour: str | None) -> tuple[list[int], dict[str, list[int]]]:
+        """The nodes with a flavour (None: all) that may serve a request, whatever is free, and the others by why
+        they cannot. Do not write to it."""
+        key = (flavour, self.eligibility_key(request))
+        found = self._usable.get(key)
+        if found is None:
+            rows = range(len(self.nodes)) if flavour is None else self.by_flavour.get(flavour, ())
+            refusals = self.refusals(request)
+            refused: dict[str, list[int]] = {}
+            usable: list[int] = []
+            for row in rows:
+                code = refusals[row]
+                (usable if code is None else refused.setdefault(code, [])).append(row)
+            found = self._usable[key] = (usable, refused)
+        return found
+
     def eligible(self, request: Request) -> Bools:
         """Which nodes may serve a request at all, whatever is free: their own rules and the request's."""
         key = self.eligibility_key(request)
         found = self._eligible.get(key)
         if found is None:
-            found = np.array([node_refusal(node, request) is None for node in self.nodes], dtype=bool)
+            found = np.array([refusal is None for refusal in self.refusals(request)], dtype=bool)
             self._eligible[key] = found
         return found
 

@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from pool.engine.fleet import Fleet, Floats, Ints
+from pool.engine.fleet import Bools, Fleet, Floats, Ints
 from pool.engine.model import Fabric, Node, Request
 
 FABRICS = ("nvlink", "infiniband", "roce", "ethernet")
@@ -43,6 +43,13 @@ def choose(fleet: Fleet, cost: Floats, request: Request) -> list[int] | None:
         if found is not None:
             return found
     return None
+
+
+def largest_group(fleet: Fleet, fits: Bools, request: Request) -> int:
+    """How many of the nodes that fit are in one group of the loosest kind that a gang may take."""
+    group = levels(fleet, request)[-1][fits]
+    group = group[group >= 0]
+    return int(np.bincount(group).max()) if len(group) else 0
 
 
 def levels(fleet: Fleet, request: Request) -> list[Ints]:

@@ -36,8 +36,15 @@ def learn(requests: Iterable[Request], running: Iterable[Running], facts: Mappin
     What runs is not known to be tied to its flavour, so only what waits says which models are asked for.
     """
     counts: Counter[TaskClass] = Counter()
+    alike: dict[tuple[object, ...], TaskClass | None] = {}
     for request in requests:
-        one = class_of(request, facts)
+        key = (
+            request.shape, request.per_node, request.milli, request.share_mib, request.cpu_milli, request.flavours,
+            request.min_gpu_mib, request.fp8, request.nvlink,
+        )  # fmt: skip
+        if key not in alike:
+            alike[key] = class_of(request, facts)
+        one = alike[key]
         if one is not None:
             counts[one] += request.nodes
     for allocation in running:

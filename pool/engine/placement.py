@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from pool.engine.fit import Need, gpu_refusal, host_share
-from pool.engine.fleet import AMPLE, Floats
+from pool.engine.fleet import AMPLE, Fleet, Floats, Ints
 from pool.engine.gang import choose
 from pool.engine.model import Member, Request, Slice, Span, Take
 from pool.engine.price import UNIT
 from pool.engine.score import Costs, Work, fraction_rank, mig_rank
-from pool.engine.state import ALL, GpuState, NodeState, PoolState, View, room
+from pool.engine.state import ALL, NOTHING_HELD, GpuState, NodeState, PoolState, View, room
 
 NO_DATA = 20 * UNIT
 """Cost of each named data set that is not on a node: staging it in outweighs all but the worst fragmentation."""
@@ -285,12 +285,7 @@ def spans_for(free: Sequence[Span], milli: int) -> tuple[Span, ...]:
     raise ValueError("the spans hold less than that")
 
 
-# What follows looks at single nodes, for the reasons that people are told.
-
-
-def nodes_of(state: PoolState, flavour: str | None) -> Iterable[NodeState]:
-    """The nodes that carry a flavour, by id; all of them for work without a GPU."""
-    return state.nodes.values() if flavour is None else state.by_flavour.get(flavour, ())
+# For the reasons that people are told
 
 
 def host_fits(node: NodeState, view: View, request: Request) -> bool:
@@ -298,25 +293,36 @@ def host_fits(node: NodeState, view: View, request: Request) -> bool:
     return request.cpu_milli <= view.cpu(node) and request.memory_mib <= view.memory(node)
 
 
-def cards_for(node: NodeState, view: View, request: Request, need: Need) -> list[GpuState]:
-    """Cards of a node with room for at least one card, fraction or slice of the request, best first."""
-    if request.shape == "cpu" or need.flavour is None:
-        return []
-    found = [card for card in node.gpus if gpu_refusal(card.gpu, request, need.flavour) is None]
-    if request.shape == "whole":
-        return [card for card in found if card.untouched and view.free(card) == ALL]
-    if request.shape == "mig":
-        return [card for card in found if slices_for(card, view, request.profile)]
-    return [card for card in found if room(view.free(card)) >= need.milli and card.free_mib >= need.share_mib]
+def places_free(state: PoolState, request: Request, need: Need) -> Ints:
+    """By node row: how many cards, fractions (one a card) or slices of the request are free, promises aside."""
+    kinds = state.kinds(NOTHING_HELD)
+    state.scorer.settle()
+    return state.scorer.costs(_work(request, (need,))).places(kinds)
 
 
-def count_places(cards: Sequence[GpuState], view: View, request: Request) -> int:
-    """How many cards, fractions or slices of the request these cards could take (a fraction: one a card)."""
-    if request.shape == "mig":
-        return sum(len(slices_for(card, view, request.profile)) for card in cards)
-    return len(cards)
+def places_there(fleet: Fleet, request: Request, need: Need) -> Ints:
+    """By node row: how many cards or slices there are that could serve the request, in use or not."""
+    key = (need.flavour, request.shape == "mig", request.profile, request.min_gpu_mib)
+    found = fleet.capacities.get(key)
+    if found is None:
+        counts = [0] * len(fleet)
+        for card, gpu in enumerate(fleet.cards):
+            if gpu_refusal(gpu, request, need.flavour or "") is None:
+                slices = sum(one.profile == request.profile for one in gpu.slices)
+                counts[fleet.card_node[card]] += slices if request.shape == "mig" else 1
+        found = fleet.capacities[key] = np.array(counts, dtype=np.int64)
+    return found
 
 
-def slices_for(card: GpuState, view: View, profile: str) -> list[Slice]:
-    """Free slices of a profile on a card, by memory slot."""
-    return [one for one in card.slices(view) if one.profile == profile]
+def largest_free(state: PoolState, request: Request, need: Need, rows: Iterable[int]) -> tuple[int, int]:
+    """The largest free share and the most free memory of a card of these nodes that could serve the request."""
+    fleet = state.fleet
+    costs = state.scorer.costs(_work(request, (need,)))
+    cards = [
+        card
+        for row in rows
+        for card in range(fleet.first[row], fleet.first[row + 1])
+        if costs.allowed[fleet.card_sort[card]] and state.milli[card]
+    ]
+    milli = max((state.milli[card] for card in cards), default=0)
+    return milli, max((state.free_mib[card] for card in cards), default=0)

@@ -15,6 +15,10 @@ Codes, each with its figures:
     nodes[{node,
                           free}], excluded, flavour
     split_over_sites      need_nodes, best_in_one_site, sites: enough nodes, but a gang stays on one site
+    split_over_domains    need_nodes, best_together, level: enough nodes, but not in one domain of that level
+    split_over_fabrics    need_nodes, best_together, fabric: enough nodes, but not on one network of that kind
+    outside_domain, domain_unknown, fabric_absent, storage_absent, dataset_absent
+                          asked, nodes, excluded: no node that may take work has it
     no_card_fits          need_milli, need_mib, best_free_milli, best_free_mib, flavour, excluded
     no_slice_free         profile, need, best_free_on_one_node, free, existing, flavour
     host_short            need_cpu_milli, best_cpu_milli, need_memory_mib, best_memory_mib
@@ -29,14 +33,18 @@ be met by what is known (None: nothing is known).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pool.engine.fit import Need, flavour_refusal, gpu_refusal, node_refusal
+import numpy as np
+
+from pool.engine.fit import Need, flavour_refusal
+from pool.engine.fleet import Fleet
+from pool.engine.gang import largest_group
 from pool.engine.model import Estimate, FlavourFacts, Policy, Request
-from pool.engine.placement import cards_for, count_places, host_fits, nodes_of
-from pool.engine.state import NodeState, PoolState, View, room
+from pool.engine.placement import largest_free, places_free, places_there
+from pool.engine.state import PoolState
 from quotas.engine.available import Admission
 
 
@@ -91,65 +99,67 @@ def flavour_reason(request: Request, facts: Mapping[str, FlavourFacts]) -> Reaso
 
 def place_reason(state: PoolState, request: Request, need: Need, policy: Policy) -> Reason:
     """Why a request finds no place in the pool as it is now, promises to others left aside."""
-    everything = View({}, frozenset(), {})
-    flavour = need.flavour
-    nodes = list(nodes_of(state, flavour))
-    if not nodes:
+    fleet, flavour = state.fleet, need.flavour
+    usable, refused = fleet.usable(request, flavour)
+    rows = sorted([*usable, *(row for some in refused.values() for row in some)]) if refused else usable
+    if not rows:
         return Reason("model_absent", {"flavours": list(request.flavours)}, flavour)
-    refused: dict[str, list[NodeState]] = {}
-    usable: list[NodeState] = []
-    for node in nodes:
-        refusal = node_refusal(node.node, request)
-        if refusal is None:
-            usable.append(node)
-        else:
-            refused.setdefault(refusal, []).append(node)
-    excluded = _excluded(refused, policy)
+    excluded = _excluded(fleet, refused, policy)
     if not usable:
-        return _all_refused(request, nodes, refused, excluded, flavour)
+        return _all_refused(fleet, request, rows, refused, excluded, flavour)
     if request.shape == "cpu":
-        return _host_short(usable, request, everything, None)
-    size = {node.node.id: _capacity(node, request, need) for node in usable}
-    largest = max(size.values())
+        return _host_short(state, usable, request, None)
+    size = places_there(fleet, request, need)[usable]
+    largest = int(size.max())
     if request.shape != "mig" and largest < request.per_node:
         figures = {"need_per_node": request.per_node, "largest_node": largest, "flavour": flavour}
         return Reason("larger_than_any_node", figures | {"excluded": excluded}, flavour)
-    enough = sum(amount >= request.per_node for amount in size.values())
+    enough = int((size >= request.per_node).sum())
     if request.shape != "mig" and enough < request.nodes:
         figures = {"need_nodes": request.nodes, "large_enough": enough, "flavour": flavour}
         return Reason("too_few_nodes", figures | {"excluded": excluded}, flavour)
-    free = {
-        node.node.id: count_places(cards_for(node, everything, request, need), everything, request)
-        for node in usable
-    }
-    fitting = [node for node in usable if free[node.node.id] >= request.per_node]
-    if (
-        len(fitting) >= request.nodes
-        and sum(host_fits(n, everything, request) for n in fitting) < request.nodes
-    ):
-        return _host_short(fitting, request, everything, flavour)
-    if len(fitting) >= request.nodes > 1:
-        by_site: dict[str, int] = {}
-        for node in fitting:
-            by_site[node.node.site] = by_site.get(node.node.site, 0) + 1
-        figures = {"need_nodes": request.nodes, "best_in_one_site": max(by_site.values()), "flavour": flavour}
-        return Reason("split_over_sites", figures | {"sites": by_site}, flavour)
+    free = places_free(state, request, need)[usable]
+    fitting = [row for row, places in zip(usable, free.tolist(), strict=True) if places >= request.per_node]
+    if len(fitting) >= request.nodes:
+        hosted = [row for row in fitting if _host_fits(state, row, request)]
+        if len(hosted) < request.nodes:
+            return _host_short(state, fitting, request, flavour)
+        if request.nodes > 1:
+            return _apart(fleet, hosted, request, flavour)
     if request.shape == "fraction":
-        return _no_card(usable, request, need, excluded)
-    return _no_node(usable, free, size, request, need, excluded, policy)
+        return _no_card(state, usable, request, need, excluded)
+    return _no_node(fleet, usable, free.tolist(), size.tolist(), request, need, excluded, policy)
+
+
+def _apart(fleet: Fleet, fitting: Sequence[int], request: Request, flavour: str | None) -> Reason:
+    """Enough nodes have room for a member each, but not together as a gang must be."""
+    by_site: dict[str, int] = {}
+    for row in fitting:
+        site = fleet.nodes[row].site
+        by_site[site] = by_site.get(site, 0) + 1
+    figures: dict[str, Any] = {"need_nodes": request.nodes, "flavour": flavour}
+    if max(by_site.values()) < request.nodes:
+        figures |= {"best_in_one_site": max(by_site.values()), "sites": by_site}
+        return Reason("split_over_sites", figures, flavour)
+    fits = np.zeros(len(fleet), dtype=bool)
+    fits[list(fitting)] = True
+    figures["best_together"] = largest_group(fleet, fits, request)
+    if request.domain_required:
+        return Reason("split_over_domains", figures | {"level": request.domain_required}, flavour)
+    return Reason("split_over_fabrics", figures | {"fabric": request.fabric}, flavour)
 
 
 def _no_node(
-    usable: Sequence[NodeState],
-    free: Mapping[int, int],
-    size: Mapping[int, int],
+    fleet: Fleet,
+    usable: Sequence[int],
+    free: Sequence[int],
+    size: Sequence[int],
     request: Request,
     need: Need,
     excluded: list[dict[str, Any]],
     policy: Policy,
 ) -> Reason:
-    total, best = sum(free.values()), max(free.values())
-    installed = sum(size.values())
+    total, best, installed = sum(free), max(free), sum(size)
     if request.shape == "mig":
         figures: dict[str, Any] = {
             "profile": request.profile,
@@ -170,21 +180,19 @@ def _no_node(
             "excluded": excluded,
         }
         return Reason("waiting_for_release", figures, need.flavour)
-    told = sorted(
-        (node for node in usable if free[node.node.id]), key=lambda node: (-free[node.node.id], node.node.id)
-    )
+    told = sorted((-there, row, of) for row, there, of in zip(usable, free, size, strict=True) if there)
     figures = {
         "flavour": need.flavour,
         "need_per_node": request.per_node,
         "need_nodes": request.nodes,
         "best_free_on_one_node": best,
-        "nodes_that_fit": sum(amount >= request.per_node for amount in free.values()),
+        "nodes_that_fit": sum(there >= request.per_node for there in free),
         "missing": max(0, request.per_node - best),
         "free": total,
         "installed": installed,
         "nodes": [
-            {"node": node.node.name, "free": free[node.node.id], "of": size[node.node.id]}
-            for node in told[: policy.nodes_told]
+            {"node": fleet.nodes[row].name, "free": -there, "of": of}
+            for there, row, of in told[: policy.nodes_told]
         ],
         "nodes_with_free": len(told),
         "excluded": excluded,
@@ -193,48 +201,41 @@ def _no_node(
 
 
 def _no_card(
-    usable: Sequence[NodeState], request: Request, need: Need, excluded: list[dict[str, Any]]
+    state: PoolState, usable: Sequence[int], request: Request, need: Need, excluded: list[dict[str, Any]]
 ) -> Reason:
-    cards = [
-        card
-        for node in usable
-        for card in node.gpus
-        if gpu_refusal(card.gpu, request, need.flavour or "") is None
-    ]
+    milli, mib = largest_free(state, request, need, usable)
     figures = {
         "flavour": need.flavour,
         "need_milli": need.milli,
         "need_mib": need.share_mib,
         "need_cards": request.per_node,
-        "best_free_milli": max((room(card.free) for card in cards), default=0),
-        "best_free_mib": max((card.free_mib for card in cards if card.free), default=0),
+        "best_free_milli": milli,
+        "best_free_mib": mib,
         "excluded": excluded,
     }
     return Reason("no_card_fits", figures, need.flavour)
 
 
-def _host_short(nodes: Sequence[NodeState], request: Request, view: View, flavour: str | None) -> Reason:
+def _host_fits(state: PoolState, row: int, request: Request) -> bool:
+    return state.cpu[row] >= request.cpu_milli and state.memory[row] >= request.memory_mib
+
+
+def _host_short(state: PoolState, rows: Sequence[int], request: Request, flavour: str | None) -> Reason:
     figures = {
         "flavour": flavour,
         "need_cpu_milli": request.cpu_milli,
-        "best_cpu_milli": max(view.cpu(node) for node in nodes),
+        "best_cpu_milli": max(max(0, state.cpu[row]) for row in rows),
         "need_memory_mib": request.memory_mib,
-        "best_memory_mib": max(view.memory(node) for node in nodes),
+        "best_memory_mib": max(max(0, state.memory[row]) for row in rows),
     }
     return Reason("host_short", figures, flavour)
 
 
-def _capacity(node: NodeState, request: Request, need: Need) -> int:
-    cards = [card for card in node.gpus if gpu_refusal(card.gpu, request, need.flavour or "") is None]
-    if request.shape == "mig":
-        return sum(one.profile == request.profile for card in cards for one in card.gpu.slices)
-    return len(cards)
-
-
 def _all_refused(
+    fleet: Fleet,
     request: Request,
-    nodes: Sequence[NodeState],
-    refused: Mapping[str, Sequence[NodeState]],
+    rows: Sequence[int],
+    refused: Mapping[str, Sequence[int]],
     excluded: list[dict[str, Any]],
     flavour: str | None,
 ) -> Reason:
@@ -242,7 +243,7 @@ def _all_refused(
     for code, attribute in (("driver_too_old", "driver"), ("cuda_too_old", "cuda")):
         if code in refused:
             wanted = request.min_driver if attribute == "driver" else request.min_cuda
-            newest = max(getattr(node.node, attribute) for node in refused[code])
+            newest = max(getattr(fleet.nodes[row], attribute) for row in refused[code])
             figures: dict[str, Any] = {
                 "flavour": flavour,
                 "needed": _dotted(wanted),
@@ -252,20 +253,34 @@ def _all_refused(
             }
             return Reason(code, figures, flavour)
     if set(refused) == {"other_site"}:
-        sites = sorted({node.node.site for node in nodes})
+        sites = sorted({fleet.nodes[row].site for row in rows})
         return Reason("other_site", {"flavour": flavour, "site": request.site, "sites": sites}, flavour)
     if set(refused) == {"nvlink_absent"}:
-        return Reason("nvlink_absent", {"flavour": flavour, "nodes": len(nodes)}, flavour)
-    figures = {"flavour": flavour, "nodes": len(nodes), "excluded": excluded}
+        return Reason("nvlink_absent", {"flavour": flavour, "nodes": len(rows)}, flavour)
+    for code, asked in _ASKED_OF_NODES.items():
+        if code in refused:
+            figures = {"flavour": flavour, "nodes": len(refused[code]), "excluded": excluded}
+            return Reason(code, figures | {"asked": asked(request)}, flavour)
+    figures = {"flavour": flavour, "nodes": len(rows), "excluded": excluded}
     return Reason("nodes_unavailable", figures, flavour)
 
 
-def _excluded(refused: Mapping[str, Sequence[NodeState]], policy: Policy) -> list[dict[str, Any]]:
+_ASKED_OF_NODES: Mapping[str, Callable[[Request], Any]] = {
+    "outside_domain": lambda request: list(request.within),
+    "domain_unknown": lambda request: request.domain_required,
+    "fabric_absent": lambda request: {"kind": request.fabric, "gbps": request.min_fabric_gbps},
+    "storage_absent": lambda request: request.storage,
+    "dataset_absent": lambda request: list(request.datasets),
+}
+"""What a request asks of nodes beside their cards, by the code of nodes that lack it."""
+
+
+def _excluded(fleet: Fleet, refused: Mapping[str, Sequence[int]], policy: Policy) -> list[dict[str, Any]]:
     return [
         {
             "because": because,
             "count": len(refused[because]),
-            "nodes": [node.node.name for node in refused[because][: policy.nodes_told]],
+            "nodes": [fleet.nodes[row].name for row in refused[because][: policy.nodes_told]],
         }
         for because in sorted(refused)
     ]

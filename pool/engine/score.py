@@ -212,6 +212,27 @@ class Costs:
             costs = self._cost.take(kinds)
         return costs
 
+    def places(self, kinds: Ints) -> Ints:
+        """How many cards, fractions (one a card) or slices each of these kinds has free for the work, host aside."""
+        found, back = np.unique(kinds, return_inverse=True)
+        work, known = self.work, self.scorer.kinds
+        if work.shape == "mig":
+            free = [
+                sum(
+                    card.profiles.count(work.profile)
+                    for card in known.mig.get(kind, ())
+                    if card.flavour in work.flavours
+                )
+                for kind in found.tolist()
+            ]
+            return np.array(free, dtype=np.int64)[back]
+        codes = known.codes.take(found, axis=0)
+        fits = self._allowed.take(sort_of(codes)) & (milli_of(codes) >= max(1, work.milli))
+        if work.shape == "fraction":
+            fits &= mib_of(codes) >= work.mib
+        places: Ints = fits.sum(axis=1).take(back)
+        return places
+
     def card_on(self, kind: int) -> int:
         """The free milli of the card that a single fraction takes on a kind where it fits."""
         return int(self._card[kind])

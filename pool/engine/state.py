@@ -319,7 +319,7 @@ class PoolState:
         while len(self._undo) > token:
             entry = self._undo.pop()
             if entry[0] == "card":
-                self._set_card(*entry[1:])
+                self._put_card(*entry[1:])
             elif entry[0] == "host":
                 _, row, cpu, memory = entry
                 self.cpu[row], self.memory[row] = cpu, memory
@@ -346,14 +346,19 @@ class PoolState:
             if lenient:
                 return
             raise Overbooked(f"card {take.gpu_id} is not in the pool")
-        free = self.free[row]
+        held = self.held[row]
+        if not held and take.spans == ALL and take.slice_id is None and not self.fleet.cards[row].slices:
+            mib = self.fleet.cards[row].memory_mib - take.memory_mib if take.memory_mib else 0
+            self._set_card(row, (take,), (), 0, max(0, mib))
+            return
         if not lenient:
+            free = self.free[row]
             for low, high in take.spans:
                 if not any(start <= low and high <= end for start, end in free):
                     raise Overbooked(f"card {take.gpu_id}: [{low}, {high}) is not free")
             if take.slice_id is not None and all(one.id != take.slice_id for one in self.slices_of(row)):
                 raise Overbooked(f"slice {take.slice_id} is not free")
-        self._hold(row, (*self.held[row], take))
+        self._hold(row, (*held, take))
 
     def _give_back(self, take: Take) -> None:
         row = self.fleet.card_row.get(take.gpu_id)
@@ -367,18 +372,22 @@ class PoolState:
 
     def _hold(self, row: int, held: tuple[Take, ...]) -> None:
         """Set what is held of a card; all that is free follows from it."""
-        self._undo.append(("card", row, self.held[row], self.free[row], self.free_mib[row]))
-        gpu = self.fleet.cards[row]
+        whole = self.fleet.cards[row].memory_mib
         free = subtract(ALL, [span for take in held for span in take.spans])
         # Memory 0 means the whole card's: nothing is left to share then.
-        shared = sum(take.memory_mib or gpu.memory_mib for take in held if take.slice_id is None)
-        self._set_card(row, held, free, max(0, gpu.memory_mib - shared))
+        shared = sum([take.memory_mib or whole for take in held if take.slice_id is None])
+        self._set_card(row, held, free, room(free), max(0, whole - shared))
 
-    def _set_card(self, row: int, held: tuple[Take, ...], free: Spans, free_mib: int) -> None:
-        gpu, milli = self.fleet.cards[row], room(free)
+    def _set_card(self, row: int, held: tuple[Take, ...], free: Spans, milli: int, mib: int) -> None:
+        before = self.milli[row]
+        self._undo.append(("card", row, self.held[row], self.free[row], before, self.free_mib[row]))
+        self._put_card(row, held, free, milli, mib)
+
+    def _put_card(self, row: int, held: tuple[Take, ...], free: Spans, milli: int, mib: int) -> None:
+        gpu = self.fleet.cards[row]
         if gpu.blocked is None:
             self.free_milli[gpu.flavour] += milli - self.milli[row]
-        self.held[row], self.free[row], self.milli[row], self.free_mib[row] = held, free, milli, free_mib
+        self.held[row], self.free[row], self.milli[row], self.free_mib[row] = held, free, milli, mib
         self._touch(self.fleet.card_node[row])
 
     def _touch(self, row: int) -> None:

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pool.engine.decide import decide
-from pool.engine.model import WHOLE, Plan, Policy, Request, Snapshot, Take, UserRoom, Waiting, version_of
+from pool.engine.model import (
+    WHOLE,
+    Fabric,
+    Plan,
+    Policy,
+    Request,
+    Snapshot,
+    Take,
+    UserRoom,
+    Waiting,
+    version_of,
+)
 from pool.engine.whatif import place_check
 from quotas.engine.flavours import FlavourPolicy
 from quotas.engine.tree import QuotaNode
@@ -438,3 +451,39 @@ class TestWholePool:
         waiting = why(plan(pool([node(1)], [ask(1, 2)], quotas=quota(*tree))))
         assert waiting.code == "quota_blocked"
         assert (waiting.figures["level"], waiting.figures["limit"]) == (0, 0)
+
+
+class TestTogether:
+    """Enough nodes, but not where a gang must be."""
+
+    def test_one_domain(self) -> None:
+        nodes = [node(1, domain=("a",)), node(2, domain=("a",)), node(3, domain=("b",))]
+        waiting = why(plan(pool(nodes, [ask(1, 8, nodes=3, domain_required=1)])))
+        assert (waiting.code, waiting.figures) == (
+            "split_over_domains", {"need_nodes": 3, "flavour": "A100", "best_together": 2, "level": 1},
+        )  # fmt: skip
+
+    def test_one_fabric(self) -> None:
+        one, other = (Fabric("infiniband", 400, "ib1"),), (Fabric("infiniband", 400, "ib2"),)
+        nodes = [node(1, fabrics=one), node(2, fabrics=other)]
+        waiting = why(plan(pool(nodes, [ask(1, 8, nodes=2, fabric="infiniband")])))
+        assert (waiting.code, waiting.figures) == (
+            "split_over_fabrics",
+            {"need_nodes": 2, "flavour": "A100", "best_together": 1, "fabric": "infiniband"},
+        )
+
+    @pytest.mark.parametrize(
+        ("changes", "code", "asked"),
+        [
+            ({"storage": "nvme"}, "storage_absent", "nvme"),
+            ({"datasets": ("imagenet",), "stage_datasets": False}, "dataset_absent", ["imagenet"]),
+            ({"fabric": "roce", "min_fabric_gbps": 200}, "fabric_absent", {"kind": "roce", "gbps": 200}),
+            ({"within": ("row1",)}, "outside_domain", ["row1"]),
+            ({"nodes": 2, "domain_required": 1}, "domain_unknown", 1),
+        ],
+    )
+    def test_what_no_node_has(self, changes: dict[str, Any], code: str, asked: object) -> None:
+        waiting = why(plan(pool([node(1), node(2), node(3, blocked="cordoned")], [ask(1, 1, **changes)])))
+        assert waiting.code == code
+        assert (waiting.figures["asked"], waiting.figures["nodes"]) == (asked, 2)
+        assert {one["because"] for one in waiting.figures["excluded"]} == {code, "cordoned"}
