@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from django.urls import path
 
-from pool.web import agent_views, reclaim_urls, views_leases, views_nodes, views_what_if
+from pool.web import agent_views, reclaim_urls, views_datasets, views_leases, views_nodes, views_what_if
 
 app_name = "pool"
 urlpatterns = [
     path("nodes/", views_nodes.node_list, name="nodes"),
     path("nodes/import/", views_nodes.import_fleet, name="import-fleet"),
     path("nodes/enrol/", views_nodes.enrol, name="enrol"),
+    path("datasets/", views_datasets.dataset_list, name="datasets"),
+    path("datasets/new/", views_datasets.dataset_edit, name="dataset-new"),
+    path("datasets/import/", views_datasets.dataset_import_page, name="dataset-import"),
+    path("datasets/<uuid:uid>/", views_datasets.dataset_edit, name="dataset"),
+    path("datasets/<uuid:uid>/retire/", views_datasets.dataset_act, name="dataset-retire"),
     path("nodes/<uuid:uid>/", views_nodes.node_detail, name="node"),
     path("nodes/<uuid:uid>/<slug:act>/", views_nodes.node_act, name="node-act"),
     path("gpus/<uuid:uid>/do/<slug:act>/", views_nodes.gpu_act, name="gpu-act"),

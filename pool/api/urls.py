@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from pool.api import reclaim_views, views
+from pool.api import dataset_views, reclaim_views, views, what_if_views
 
 router_entries: list[tuple[str, Any, str]] = [
     ("nodes", views.NodeViewSet, "node"),
     ("gpus", views.GpuViewSet, "gpu"),
     ("allocations", views.AllocationViewSet, "allocation"),
     ("queue", views.QueueViewSet, "queue"),
+    ("datasets", dataset_views.DatasetViewSet, "dataset"),
+    ("what-if", what_if_views.WhatIfViewSet, "what-if"),
     ("reclaim-cases", reclaim_views.ReclaimCaseViewSet, "reclaim-case"),
     ("reclaim-advice", reclaim_views.ReclaimAdviceViewSet, "reclaim-advice"),
     ("reclaim-modes", reclaim_views.ReclaimModeViewSet, "reclaim-mode"),

@@ -17,6 +17,7 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 
 from pool.models import Cluster, Gpu, Node
 from pool.selectors import pages
+from pool.selectors.datasets import datasets_of_node
 from pool.selectors.reclaim import windows_of
 from pool.services import conditions, nodes
 from pool.services.enrolment import agent_token_revoke
@@ -129,6 +130,7 @@ def node_detail(request: HttpRequest, uid: Any) -> HttpResponse:
         "bad": [g for g in gpus if g.condition != "ok"],
         "links": any(g.nvlink for g in gpus),
         "windows": windows_of(node),
+        "datasets": datasets_of_node(policy, node),
     }
     return render(request, "pool/node_detail.html", context)
 
