@@ -39,7 +39,7 @@ def keep_place(
     until = max(from_ms(keep.until), not_before) if not_before is not None else from_ms(keep.until)
     members = [member_json(member) for member in keep.members]
     with transaction.atomic():
-        keeps_settle()
+        keeps_settle(request_id=keep.request_id)
         before = (
             KeptPlace.objects.select_for_update().filter(request_id=keep.request_id, ended_at=None).first()
         )

@@ -17,7 +17,7 @@ from pool.engine.model import Evict, Kept, Move, Plan
 from pool.locks import allocation_lock, lock_wait_limit
 from pool.models import Allocation, ReclaimCase, SchedulerCycle
 from pool.selectors.reclaim import Modes, evictions_by_request
-from pool.services.keeps import MARGIN, keep_place
+from pool.services.keeps import MARGIN, keep_place, keeps_settle
 from pool.services.ladder import case_begin
 from pool.services.layouts import layout_ask
 from pool.services.modes import advice_note
@@ -48,6 +48,8 @@ def plan_reclaim_apply(
     *, plan: Plan, cycle: SchedulerCycle | None = None, acting_user: Actor = SCHEDULER
 ) -> list[Evicted]:
     """Carry out all that a plan takes back, request by request, and note what modes spared."""
+    if plan.keeps:
+        keeps_settle()
     keeps = {keep.request_id: keep for keep in plan.keeps}
     groups: dict[int, list[Evict]] = {}
     for evict in plan.evicts:

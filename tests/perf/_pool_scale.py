@@ -27,6 +27,7 @@ class Scale:
     leaves: list[Any] = field(default_factory=list)
     people: list[Any] = field(default_factory=list)
     sizes: dict[str, int] = field(default_factory=dict)
+    debt: dict[str, list[int]] = field(default_factory=dict)
     rng: random.Random = field(default_factory=lambda: random.Random(7))
 
 
@@ -125,9 +126,15 @@ def _nodes(scale: Scale, at: datetime) -> None:
 
 
 def request_row(scale: Scale, code: str, number: int, at: datetime, **values: Any) -> Any:
-    """An unsaved request in the queue: a person of a department asks for cards of one kind."""
+    """An unsaved request in the queue: a person of a department asks for cards of one kind. Work that runs belongs
+    to the teams in turn, so that most of it lies within guarantees and little is to be taken back.
+    """
     from quotas.models import CapacityRequest
 
+    if values.get("state") == "allocated":
+        debt = scale.debt.setdefault(code, [0] * len(scale.leaves))
+        number = debt.index(min(debt))
+        debt[number] += values["charge_milli"]
     who = scale.people[number % len(scale.people)]
     return CapacityRequest(
         requester=who,
