@@ -262,8 +262,8 @@ def checkpoint_reported(
 ) -> bool:
     """A hook told its end: of one member, or (None) of all of it. True where it was news.
 
-    When all are through, the stop need not wait for the end of the grace. A signal is only delivered: what it
-    began ends with the process, so it is not waited for less.
+    When all have saved themselves, the stop need not wait for the end of the grace; a failure shortens nothing. A
+    signal is only delivered: what it began ends with the process, so it is not waited for less.
     """
     with transaction.atomic():
         allocation_id = ReclaimCase.objects.values_list("allocation_id", flat=True).get(pk=case_id)
@@ -275,7 +275,9 @@ def checkpoint_reported(
         at = now()
         result = {**case.checkpoint_result, name: {"ok": ok, "detail": detail[:500], "exit_code": exit_code}}
         due = hooks.members_due(allocation, case)
-        through = case.hook != ReclaimCase.Hook.SIGNAL and (name == "all" or due <= set(result))
+        told = {key: one for key, one in result.items() if isinstance(one, dict)}
+        through = case.hook != ReclaimCase.Hook.SIGNAL and (name == "all" or due <= set(told))
+        through = through and all(one["ok"] for one in told.values())
         advance(
             ReclaimCase.objects.filter(pk=case.pk),
             checkpoint_result=result,
