@@ -21,7 +21,7 @@ from portal.kernel.api import check_if_match, etag
 
 
 class DatasetSerializer(serializers.ModelSerializer[Dataset]):
-    """A named data set: where it lies, on which nodes it is cached (none: every node of its site reaches it)."""
+    """A named data set: where it lies, on which nodes it is cached ; all nodes of its site reach it."""
 
     site = serializers.CharField(source="site.code", default=None)
     department = serializers.CharField(source="department.code", default=None)

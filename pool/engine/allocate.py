@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from pool.engine import backfill
 from pool.engine.fit import Need
-from pool.engine.model import Member, Place, Request, Reserve, UserRoom
+from pool.engine.model import Member, Place, Request, Reserve
 from pool.engine.reasons import Reason, flavour_reason, place_reason, quota_blocked
 from pool.engine.round import Blocked, Placed, Round
 from pool.engine.world import FitKey, is_elastic, smallest
@@ -25,6 +25,8 @@ from quotas.engine.tree import QuotaTree
 
 NEVER = frozenset({"larger_than_any_node", "too_few_nodes", "model_absent"})
 """Reasons that no release of running work can change: such a request stops nobody."""
+OWN_LIMITS = ("user_limit", "running_limit")
+"""Reasons that lie with the person alone: others pass."""
 MAINTENANCE = -1
 """Whose hold it is where a node is to be closed: no request has this id."""
 WITHOUT_GPU = Need(None, 0, 0, 0)
@@ -129,10 +131,10 @@ class Allocate:
         if reason.code in NEVER:
             lacks = None
         self.round.blocked.append(Blocked(request, reason, reserve, lacks))
-        if lacks is not None and reason.code not in ("quota_blocked", "user_limit"):
+        if lacks is not None and reason.code not in ("quota_blocked", *OWN_LIMITS):
             for flavour in request.flavours:
                 self._first_blocked.setdefault(flavour, request.id)
-        if reason.code != "user_limit" and "strict" not in reason.figures:
+        if reason.code not in OWN_LIMITS and "strict" not in reason.figures:
             ends_at = self._ends_at(request)
             until = backfill.NEVER if ends_at is None else ends_at
             key = self._kind_key(request)
@@ -206,7 +208,12 @@ class Allocate:
 
     def _over_user_limit(self, request: Request, need: Need) -> Reason | None:
         limits = self.round.users.get(request.user_id) if request.user_id is not None else None
-        if limits is None or limits.used_milli + need.charge_milli <= limits.limit_milli:
+        if limits is None:
+            return None
+        if limits.limit_runs is not None and limits.runs + 1 > limits.limit_runs:
+            figures = {"limit": limits.limit_runs, "used": limits.runs, "requested": 1}
+            return Reason("running_limit", figures, need.flavour)
+        if limits.limit_milli is None or limits.used_milli + need.charge_milli <= limits.limit_milli:
             return None
         figures = {"limit": limits.limit_milli, "used": limits.used_milli, "requested": need.charge_milli}
         return Reason("user_limit", figures, need.flavour)
@@ -302,8 +309,9 @@ class Allocate:
             self.world.state.spend_slack(member, ends_at)
         if request.user_id is not None and request.user_id in self.round.users:
             limits = self.round.users[request.user_id]
-            used = limits.used_milli + need.charge_milli
-            self.round.users[request.user_id] = UserRoom(limits.limit_milli, used)
+            self.round.users[request.user_id] = replace(
+                limits, used_milli=limits.used_milli + need.charge_milli, runs=limits.runs + 1
+            )
         place = Place(request.id, need.flavour, need.charge_milli, above, members, ends_at)
         self.round.add(Placed(request, need, place))
 

@@ -237,10 +237,12 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class UserRoom:
-    """A person's limit of GPUs at once and what they hold now."""
+    """A person's limits on GPUs and on pieces of work at once (None = none), and what they hold now."""
 
-    limit_milli: int
+    limit_milli: int | None
     used_milli: int
+    limit_runs: int | None = None
+    runs: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 Codes, each with its figures:
     not_before            start_at, kept: whether places are kept for it from then on
     user_limit            limit, used, requested
+    running_limit         limit, used, requested (pieces of work)
     quota_blocked         level, rule, limit, used, requested, available, flavour
     model_absent          flavours
     memory_too_small, fp8_absent, nvlink_absent, mig_profile_absent   flavour and what was asked

@@ -153,7 +153,7 @@ class NodeStorage(models.Model):
 
 
 class Dataset(PublicModel):
-    """A named data set: where it lies and on which nodes it is cached."""
+    """A named data set: the site whose nodes all reach it, or only the nodes that have it cached."""
 
     code = models.CharField(max_length=80, unique=True)
     name = models.CharField(max_length=200)

@@ -18,6 +18,6 @@ def datasets_visible(policy: Policy) -> QuerySet[Dataset]:
 
 def datasets_of_node(policy: Policy, node: Node) -> list[str]:
     """Codes of what a node has: cached on it, or on the storage of its site."""
-    here = Q(cached_on=node) | Q(cached_on=None, site_id=node.cluster.site_id)
+    here = Q(cached_on=node) | Q(site_id=node.cluster.site_id)
     rows = datasets_visible(policy).filter(here, retired_at=None)
     return sorted(set(rows.values_list("code", flat=True)))

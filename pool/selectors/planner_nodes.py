@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from django.db.models import Q
 
@@ -12,6 +12,7 @@ from pool.models import Dataset, Gpu, MigSlice, Node, NodeFabric, NodeStorage
 from quotas.engine.charge import mig_charge
 from quotas.models import GpuFlavour
 
+K = TypeVar("K")
 NOMINAL_TOLERANCE = 0.9
 """A card that reports at least this part of its flavour's memory counts as having all of it: drivers keep
 some.
@@ -123,23 +124,28 @@ def nodes_read(
     if node_ids is not None:
         cached = cached.filter(cached_on__in=node_ids)
     datasets = _sets(cached.values_list("cached_on", "code"))
+    by_site = _sets(Dataset.objects.filter(site__isnull=False).values_list("site__code", "code"))
     return {
         row.id: _node(
             row,
             by_node.get(row.id, []),
             tables,
             slices,
-            (tuple(fabrics.get(row.id, ())), storage.get(row.id), datasets.get(row.id)),
+            (
+                tuple(fabrics.get(row.id, ())),
+                storage.get(row.id),
+                datasets.get(row.id, frozenset()) | by_site.get(row.cluster__site__code, frozenset()),
+            ),
         )
         for row in nodes.order_by("id").values_list(*NODE_COLUMNS, named=True)
     }
 
 
-def _sets(rows: Iterable[tuple[int, str]]) -> dict[int, frozenset[str]]:
-    found: dict[int, set[str]] = {}
-    for node_id, value in rows:
-        found.setdefault(node_id, set()).add(value)
-    return {node_id: frozenset(values) for node_id, values in found.items()}
+def _sets(rows: Iterable[tuple[K, str]]) -> dict[K, frozenset[str]]:
+    found: dict[K, set[str]] = {}
+    for key, value in rows:
+        found.setdefault(key, set()).add(value)
+    return {key: frozenset(values) for key, values in found.items()}
 
 
 def _node(

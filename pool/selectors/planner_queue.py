@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -112,22 +113,35 @@ def _duration(row: Any) -> int | None:
     return min(limits, default=None)
 
 
-def user_limits_read() -> dict[int | None, int | None]:
-    """GPUs at once in milli by person; None stands for everybody else."""
-    return dict(UserLimit.objects.values_list("user_id", "gpus_at_once_milli"))
+class PersonLimits(NamedTuple):
+    """GPUs (milli) and requests that a person may hold at once; None = any number."""
+
+    milli: int | None
+    runs: int | None
+
+
+def user_limits_read() -> dict[int | None, PersonLimits]:
+    """Limits by person; None stands for everybody else."""
+    rows = UserLimit.objects.values_list("user_id", "gpus_at_once_milli", "running_at_once")
+    return {user_id: PersonLimits(milli, runs) for user_id, milli, runs in rows}
 
 
 def user_rooms(
-    limits: Mapping[int | None, int | None], held: Mapping[int, int], people: Collection[int]
+    limits: Mapping[int | None, PersonLimits],
+    held: Mapping[int, int],
+    people: Collection[int],
+    holding: Iterable[Holding] = (),
 ) -> dict[int, model.UserRoom]:
-    """The room of those people who have a limit; ``held`` is what each holds now."""
+    """The room of those people who have a limit; ``held`` is what each holds now, ``holding`` request by request."""
     if not limits:
         return {}
+    counted = any(one.runs is not None for one in limits.values())
+    runs = Counter(one.requester_id for one in holding) if counted else Counter()
     rooms: dict[int, model.UserRoom] = {}
     for user_id in people:
         limit = limits[user_id] if user_id in limits else limits.get(None)
-        if limit is not None:
-            rooms[user_id] = model.UserRoom(limit, held.get(user_id, 0))
+        if limit is not None and limit != (None, None):
+            rooms[user_id] = model.UserRoom(limit.milli, held.get(user_id, 0), limit.runs, runs[user_id])
     return rooms
 
 

@@ -1,6 +1,7 @@
 """Named data sets: where they lie, on which nodes they are cached, who may use them. Requests name them by code.
 
-A data set without nodes lies on the shared storage of its site: every node there has it. Every change is told
+A data set with a site lies on the shared storage there: every node of it has it. Those that are only on some
+nodes name no site, just the nodes that have them cached. Every change is told
 to quotas, so that a request can be refused at once where it names what nobody has.
 """
 

@@ -18,6 +18,7 @@ from pool.selectors.planner_nodes import facts_of, nodes_read
 from pool.selectors.planner_queue import (
     Asked,
     Holding,
+    PersonLimits,
     requests_read,
     user_limits_read,
     user_rooms,
@@ -97,7 +98,7 @@ class PlannerMemory:
         self.flavours: list[GpuFlavour] = []
         self.facts: tuple[model.FlavourFacts, ...] = ()
         self.codes: dict[int, str] = {}
-        self.limits: dict[int | None, int | None] = {}
+        self.limits: dict[int | None, PersonLimits] = {}
         self.names: dict[int, str] = {}
         self.taking = Taking()
         self.served: dict[int, model.Node] = {}
@@ -151,7 +152,7 @@ class PlannerMemory:
                 for pk, one in self.asked.items()
             ),
             quotas={self.codes[pk]: nodes for pk, nodes in self.quotas.items() if pk in self.codes},
-            users=user_rooms(self.limits, self.held, people),
+            users=user_rooms(self.limits, self.held, people, self.holding.values()),
             kept=taking.kept,
             promised=self.promised if promised else (),
         )

@@ -82,6 +82,6 @@ def snapshot_load(*, requests: Iterable[CapacityRequest] | None = None) -> Bundl
         running=tuple(running_read(codes).values()),
         pending=tuple(pending.values()),
         quotas={codes[pk]: tree.snapshot() for pk, tree in quota_trees().items() if pk in codes},
-        users=user_rooms(user_limits_read(), held, people),
+        users=user_rooms(user_limits_read(), held, people, holding.values()),
     )
     return Bundle(snapshot, {code: pk for pk, code in codes.items()}, uids)

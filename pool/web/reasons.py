@@ -172,6 +172,11 @@ def _simple(code: str, f: Figures) -> Why:
     flavour = str(f.get("flavour", ""))
     table: dict[str, tuple[str, str]] = {
         "not_before": (_("It is to start later; its time has not come."), ""),
+        "running_limit": (
+            _("Your own limit is reached: %(used)s of your requests run, %(limit)s may.")
+            % {k: f.get(k, 0) for k in ("used", "limit")},
+            _("The end of other work of yours."),
+        ),
         "user_limit": (
             _("Your own limit is reached: %(used)s used + %(requested)s asked > %(limit)s.")
             % {k: _gpus(f.get(k, 0)) for k in ("used", "requested", "limit")},

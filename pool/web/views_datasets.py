@@ -112,7 +112,7 @@ def _labels() -> list[tuple[str, str, str]]:
         (
             "nodes",
             _("Cached on nodes"),
-            _("names with blanks between; empty: all nodes of its site reach it"),
+            _("names with blanks between; all nodes of its site reach it anyhow"),
         ),
         ("department", _("Department"), _("code; empty: anybody may use it")),
     ]
