@@ -278,6 +278,8 @@ def _running(allocation: Allocation, members: list[AllocationMember]) -> None:
     expires_at = allocation.expires_at
     if duration is not None and not allocation.extensions:
         expires_at = at + timedelta(seconds=duration)
+        if allocation.request.end_at is not None:  # a reserved window ends at its time, however late it began
+            expires_at = min(expires_at, allocation.request.end_at)
     take(
         allocation, "run", started_at=at, expires_at=expires_at, error_code="", error_detail="", retry_at=None
     )

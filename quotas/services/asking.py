@@ -48,7 +48,8 @@ def read_request(
             r.wrong(name, _("The maximum is {n}.").format(n=most))
     read_time(r, user, draft)
     read_series(r, user, draft)
-    r.choice("work_class", CapacityRequest.WorkClass.values, "training")
+    usual = "inference" if r.out["is_service"] else "training"  # what serves is spread over nodes
+    r.choice("work_class", CapacityRequest.WorkClass.values, usual)
     _priority(r, policy)
     r.flag("interruptible", True)
     r.whole("cpu_milli", 0, 0, 1_000_000)
