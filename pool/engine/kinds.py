@@ -8,7 +8,7 @@ to an earlier state, another what-if over the same pool, and a second node in th
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +16,12 @@ import numpy.typing as npt
 from pool.engine.fleet import Fleet, Ints
 
 _SORT_SHIFT = 36
-_MILLI_SHIFT = 24
-_MILLI_MASK = (1 << (_SORT_SHIFT - _MILLI_SHIFT)) - 1
-_MIB_MASK = (1 << _MILLI_SHIFT) - 1
+MILLI_SHIFT = 24
+MILLI_MASK = (1 << (_SORT_SHIFT - MILLI_SHIFT)) - 1
+_MIB_MASK = (1 << MILLI_SHIFT) - 1
 _GROUP_BITS = 6
 
 Key = tuple[int, ...]
-Host = tuple[int, int, int, int]
-"""Of a kind: free CPU, free memory, the node's CPU, the number of its cards."""
 T = TypeVar("T", bound=np.generic)
 
 
@@ -34,6 +32,16 @@ class MigCard:
     flavour: str
     untouched: bool
     profiles: tuple[str, ...]
+
+
+class Kind(NamedTuple):
+    """A kind in plain numbers: free CPU and memory, the node's CPU and number of cards, codes of ordinary cards."""
+
+    cpu: int
+    memory: int
+    node_cpu: int
+    cards: int
+    codes: list[int]
 
 
 @dataclass(slots=True)
@@ -107,10 +115,6 @@ class Kinds:
             self._fresh.append(key)
         return found
 
-    def code(self, card: int, milli: int, mib: int) -> int:
-        """The code of an ordinary card with so much free; the card must be a usable one."""
-        return self.card_code[card] | milli << _MILLI_SHIFT | (mib if milli else 0)
-
     def mig_code(self, card: MigCard) -> int:
         """The code of a split card: negative."""
         number = self._mig_number.get(card)
@@ -120,8 +124,8 @@ class Kinds:
             self.mig_cards.append(card)
         return -1 - number
 
-    def settle(self) -> tuple[int, list[Host]]:
-        """Write the kinds met since the last call into the arrays: the first number, and the hosts of all of them."""
+    def settle(self) -> tuple[int, list[Kind]]:
+        """Write the kinds met since the last call into the arrays: the first number, and all of them."""
         fresh, start = self._fresh, self.count
         if not fresh:
             return start, []
@@ -130,23 +134,22 @@ class Kinds:
         if end > len(self.flavour):
             for name in ("codes", "flavour", "sort"):
                 setattr(self, name, grown(getattr(self, name), max(64, 2 * end)))
-        width, lines = self.width + 3, slice(start, end)
-        codes = np.array([(*(0,) * (width - len(key)), *key[3:]) for key in fresh], dtype=np.int64)
-        if self.mig_rows:
-            for number, key in enumerate(fresh, start):
-                if len(key) > 3 and key[3] < 0:
-                    self.mig[number] = tuple(self.mig_cards[-1 - code] for code in key[3:] if code < 0)
-            np.maximum(codes, 0, out=codes)
-        self.codes[lines] = codes
-        facts = [self.chassis_facts[key[0]] for key in fresh]
-        self.flavour[lines] = [fact[2] for fact in facts]
-        self.sort[lines] = [fact[3] for fact in facts]
-        return start, [(key[1], key[2], fact[0], fact[1]) for key, fact in zip(fresh, facts, strict=True)]
+        met: list[Kind] = []
+        for number, (chassis, cpu, memory, *codes) in enumerate(fresh, start):
+            if codes and codes[0] < 0:
+                self.mig[number] = tuple(self.mig_cards[-1 - code] for code in codes if code < 0)
+                codes = [code for code in codes if code >= 0]
+            node_cpu, cards, flavour, sort = self.chassis_facts[chassis]
+            met.append(Kind(cpu, memory, node_cpu, cards, codes))
+            self.flavour[number], self.sort[number] = flavour, sort
+        width = self.width
+        self.codes[start:end] = [[*(0,) * (width - len(kind.codes)), *kind.codes] for kind in met]
+        return start, met
 
 
 def milli_of(codes: Ints) -> Ints:
     """Free milli of cards by their codes."""
-    return codes >> _MILLI_SHIFT & _MILLI_MASK
+    return codes >> MILLI_SHIFT & MILLI_MASK
 
 
 def mib_of(codes: Ints) -> Ints:

@@ -27,7 +27,18 @@ from typing import Any
 import numpy as np
 
 from pool.engine.fleet import AMPLE, Bools, Fleet, Floats, Ints
-from pool.engine.kinds import Kinds, MigCard, group_of, grown, mib_of, milli_of, sort_of
+from pool.engine.kinds import (
+    MILLI_MASK,
+    MILLI_SHIFT,
+    Kind,
+    Kinds,
+    MigCard,
+    group_of,
+    grown,
+    mib_of,
+    milli_of,
+    sort_of,
+)
 from pool.engine.mix import PRIOR, main_classes, tied_demand
 from pool.engine.model import Mix
 from pool.engine.price import CARD, UNIT, price_table
@@ -41,7 +52,7 @@ BUSY_CARD = 2 * UNIT // CARD
 BUSY_NODE = UNIT
 OPENED_MIG_CARD = UNIT
 FREE_MIG_SLICE = UNIT // 100
-CPU, MEMORY, FULL, MOST, VALUE, ORDER, FREE, NODE_CPU, CARDS, CLASSES = range(10)
+CPU, MEMORY, FULL, MOST, ORDER, FREE, NODE_CPU, CARDS, VALUE, CLASSES = range(10)
 LIMITS = 4
 """The first columns of a kind's facts: free CPU, free memory, cards wholly free, the largest free share."""
 _MISSING = -1e18
@@ -119,6 +130,7 @@ class Scorer:
         self._cpu: Floats = cpu
         self._fed: Floats = np.where(cpu > 0, CPU_CAP * milli * count / np.where(cpu > 0, cpu, 1.0), 0.0)
         self._unfed: Floats = np.where(cpu > 0, 0.0, _NO_CAP)
+        self._some_unfed = bool((cpu == 0).any())
         self._cards_free: Floats = np.where(count > 1, count, 0.0)
         """Cards that must be wholly free for a class of several cards to be usable at all."""
         shares = np.arange(CARD + 1, dtype=float)[:, None]
@@ -127,31 +139,27 @@ class Scorer:
 
     def settle(self) -> None:
         """Judge the kinds met since the last call."""
-        start, hosts = self.kinds.settle()
-        if not hosts:
+        start, met = self.kinds.settle()
+        if not met:
             return
         if len(self.facts) < len(self.kinds.flavour):
             self.facts = grown(self.facts, len(self.kinds.flavour))
-        end = start + len(hosts)
-        milli = milli_of(self.kinds.codes[start:end])
-        usable: Floats = self.usable_of.take(milli, axis=0).sum(axis=1)
-        full = (milli == CARD).sum(axis=1)
-        free, most = milli.sum(axis=1), milli.max(axis=1)
-        host = np.array(hosts, dtype=float)
-        cpu = host[:, 0]
+        end = start + len(met)
         facts = self.facts[start:end]
-        facts[:, CPU], facts[:, MEMORY], facts[:, NODE_CPU], facts[:, CARDS] = host.T
-        facts[:, FULL], facts[:, MOST], facts[:, FREE], facts[:, CLASSES:] = full, most, free, usable
-        order = PER_FREE_MILLI * free + PER_FREE_CPU * np.where(cpu < _UNKNOWN, cpu, 0.0)
-        facts[:, VALUE] = self.usefulness(usable, facts[:, FULL], cpu, self.kinds.flavour[start:end])
-        facts[:, ORDER] = order
+        facts[:, :VALUE] = [_sums(kind) for kind in met]
+        usable: Floats = self.usable_of.take(milli_of(self.kinds.codes[start:end]), axis=0).sum(axis=1)
+        facts[:, CLASSES:] = usable
+        facts[:, VALUE] = self.usefulness(
+            usable, facts[:, FULL], facts[:, CPU], self.kinds.flavour[start:end]
+        )
 
     def usefulness(self, usable: Floats, full: Floats, cpu: Floats, flavour: Ints) -> Floats:
         """U of some node states, one per line."""
         cpu = cpu[:, None]
         capped: Floats = self._fed * cpu
         np.floor(capped, out=capped)
-        capped += self._unfed
+        if self._some_unfed:
+            capped += self._unfed
         np.minimum(capped, usable, out=capped)
         fits = cpu >= self._cpu
         fits &= full[:, None] >= self._cards_free
@@ -173,6 +181,16 @@ class Scorer:
         if found is None:
             found = self._costs[work] = Costs(self, work)
         return found
+
+
+def _sums(kind: Kind) -> tuple[float, ...]:
+    """The first columns of a kind's facts."""
+    milli = [card >> MILLI_SHIFT & MILLI_MASK for card in kind.codes]
+    free = sum(milli)
+    order = PER_FREE_MILLI * free + (PER_FREE_CPU * kind.cpu if kind.cpu < _UNKNOWN else 0)
+    return (
+        kind.cpu, kind.memory, milli.count(CARD), max(milli, default=0), order, free, kind.node_cpu, kind.cards,
+    )  # fmt: skip
 
 
 class Costs:
@@ -288,12 +306,12 @@ class Costs:
             cpu = np.maximum(0.0, cpu - share)
         flavour = scorer.kinds.flavour.take(ids)
         cost: Floats = facts[:, VALUE] - scorer.usefulness(facts[:, CLASSES:], facts[:, FULL], cpu, flavour)
-        cost += PATTERN * lost
         if work.spread:
+            cost += PATTERN * lost
             cost += np.rint(BUSY_NODE * (1 - facts[:, FREE] / np.maximum(1.0, CARD * facts[:, CARDS])))
         else:
             cost += facts[:, ORDER]
-            cost -= PER_FREE_MILLI * taken + PER_FREE_CPU * work.cpu
+            cost += PATTERN * lost - float(PER_FREE_MILLI * taken + PER_FREE_CPU * work.cpu)
         return cost
 
     def _whole(self, ids: Ints, facts: Floats) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from pool.engine.fleet import AMPLE, Fleet, Ints
-from pool.engine.kinds import MigCard, Overlay
+from pool.engine.kinds import MILLI_SHIFT, MigCard, Overlay
 from pool.engine.model import WHOLE, Gpu, Member, Mix, Node, Slice, Span, Take
 from pool.engine.score import Scorer
 
@@ -228,16 +228,20 @@ class PoolState:
         cpu, memory = max(0, self.cpu[row]), max(0, self.memory[row])
         milli, mib, code = self.milli, self.free_mib, kinds.card_code
         if view is None:
-            codes = [kinds.code(c, milli[c], mib[c]) for c in range(first, last) if code[c] >= 0]
+            codes = [
+                code[c] | milli[c] << MILLI_SHIFT | mib[c] if milli[c] else code[c]
+                for c in range(first, last)
+                if code[c] >= 0
+            ]
         else:
             limit = view.host.get(self.fleet.nodes[row].id)
             if limit is not None:
                 cpu, memory = max(0, min(cpu, limit[0])), max(0, min(memory, limit[1]))
-            codes = [
-                kinds.code(c, room(view.free(GpuState(self, c))), mib[c])
-                for c in range(first, last)
-                if code[c] >= 0
-            ]
+            codes = []
+            for c in range(first, last):
+                if code[c] >= 0:
+                    free = room(view.free(GpuState(self, c)))
+                    codes.append(code[c] | free << MILLI_SHIFT | mib[c] if free else code[c])
         if row in kinds.mig_rows:
             codes += self._mig_codes(first, last, view)
         return kinds.of(row, cpu, memory, codes)
