@@ -74,7 +74,7 @@ INSTALLED_APPS = [
 MIDDLEWARE = [
     "django.middleware.gzip.GZipMiddleware",  # a cold page with its styles and scripts is some 50 kB instead of 180
     "django.middleware.security.SecurityMiddleware",
-    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "portal.web.static.StaticFiles",
     "portal.ops.middleware.RequestIdMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.locale.LocaleMiddleware",
@@ -179,6 +179,7 @@ CELERY_BEAT_SCHEDULE = {
     "deliver-notices": {"task": "portal.notify.deliver", "schedule": 10.0},
     "tidy": {"task": "portal.ops.tidy", "schedule": 3600.0},
     "schedule-cycle": {"task": "pool.schedule_cycle", "schedule": 10.0},
+    "tidy-decisions": {"task": "pool.tidy_decisions", "schedule": 3600.0},
     "sweep-leases": {"task": "pool.sweep_leases", "schedule": 10.0},
     "sweep-windows": {"task": "pool.sweep_windows", "schedule": 10.0},
     "judge-idle": {"task": "monitoring.judge_idle", "schedule": 60.0},
@@ -191,6 +192,8 @@ CELERY_BEAT_SCHEDULE = {
     "rollup": {"task": "monitoring.rollup", "schedule": 60.0},
     "partitions": {"task": "monitoring.partitions", "schedule": 3600.0},
 }
+
+GPUPOOL_DECISIONS_DAYS = env.int("GPUPOOL_DECISIONS_DAYS", 14)  # so long decisions can be replayed
 
 # People -------------------------------------------------------------------------------------------------
 
@@ -270,6 +273,10 @@ FILE_UPLOAD_MAX_MEMORY_SIZE = 5 * 1024 * 1024
 STATIC_URL = "static/"
 STATIC_ROOT = GPUPOOL_DATA_DIR / "static"
 STATICFILES_DIRS = [BASE_DIR / "static"]
+STORAGES = {
+    "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+    "staticfiles": {"BACKEND": "portal.web.static.MarkedStorage"},
+}
 WHITENOISE_USE_FINDERS = env.bool("GPUPOOL_STATIC_FROM_SOURCE", True)
 WHITENOISE_AUTOREFRESH = GPUPOOL_ENV == "development"
 MEDIA_ROOT = GPUPOOL_DATA_DIR / "media"

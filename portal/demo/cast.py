@@ -78,6 +78,9 @@ PEOPLE = (
 MAIN = ("lin.yue", "chen.hao", "zhao.rui", "sun.mei", "he.jing")
 """Sign-ins that are printed, one for each role."""
 
+DATA_ADMIN = "zhao.rui"
+"""Who may open the data admin too."""
+
 # What each department may have of each flavour: guaranteed GPUs (children lie within their parent).
 GRANTS: dict[str, dict[str, int]] = {
     "h800-80gb": {

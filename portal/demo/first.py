@@ -12,9 +12,9 @@ from django.conf import settings
 from django.db import connection, transaction
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 
-from pool.models import Cluster, Node, NodeFabric, NodeStorage, Site
+from pool.models import AgentEnrolment, Cluster, Node, NodeFabric, NodeStorage, Site
 from pool.services.agent_inbox import agent_hello
-from pool.services.enrolment import enrolment_code_create, enrolment_redeem
+from pool.services.enrolment import DEFAULT_CLUSTER, enrolment_code_create, enrolment_redeem
 from portal.accounts.models import Department, User
 from portal.accounts.policy import policy_of
 from portal.accounts.services.common import quick_hash
@@ -134,6 +134,7 @@ def _people(departments: dict[str, Department], hashed: str) -> dict[str, User]:
         people[person.username] = user
     # One slow hash for all instead of 25: it is the same password.
     User.objects.filter(pk__in=[u.pk for u in people.values()]).update(password=hashed)
+    User.objects.filter(username=cast.DATA_ADMIN).update(is_staff=True, is_superuser=True)
     return people
 
 
@@ -145,6 +146,7 @@ def _fleet(begun: datetime) -> dict[str, str]:
             code=code, name=zh if chinese() else english, time_zone=zone, simulated=True, position=position
         )
         clusters[code] = Cluster.objects.create(code=f"{code}-agents", name=f"{site.name} · agent", site=site)
+    _this_machine_too(clusters[cast.SITES[0][0]])
     tokens: dict[str, str] = {}
     for item in fleet.nodes():
         code = enrolment_code_create(acting_user=DEMO, cluster=clusters[item["site"]], node_name=item["name"])
@@ -170,6 +172,13 @@ def _fleet(begun: datetime) -> dict[str, str]:
         NodeStorage.objects.create(node=node, kind="nvme", path="/scratch", size_gib=14_000 if big else 3_500)
         agent_hello(node_id=node.pk, message=fleet.hello_of(item, begun.isoformat()))
     return tokens
+
+
+def _this_machine_too(cluster: Cluster) -> None:
+    """The code that `up` has made for this machine's own agent, before there was any site, leads to the first one."""
+    AgentEnrolment.objects.filter(used_at=None).update(cluster=cluster)
+    Cluster.objects.filter(code=DEFAULT_CLUSTER, nodes=None).delete()
+    Site.objects.filter(clusters=None, simulated=False).delete()
 
 
 def _prices(flavours: dict[str, GpuFlavour], begun: datetime) -> None:

@@ -109,6 +109,12 @@ def backup(file: Path, root: Path, *, demo: bool) -> int:
     layout = Layout(root, demo)
     if not file.parent.is_dir():
         raise UpError(f"{file.parent} is no folder.")
+    if not layout.status_file.exists() and Layout(root, not demo).status_file.exists():
+        raise UpError(
+            f"{root} holds no demo; leave out --demo."
+            if demo
+            else f"{root} holds only a demo; add --demo to back that up."
+        )
     with (
         tempfile.TemporaryDirectory(dir=file.parent, prefix=".backup-") as scratch,
         _server(layout, start=False) as server,

@@ -54,12 +54,16 @@ class Imported:
     dry_run: bool
 
 
-def quotas_import(*, acting_user: Actor, policy: Policy, data: bytes, name: str, dry_run: bool) -> Imported:
+def quotas_import(
+    *, acting_user: Actor, policy: Policy | None, data: bytes, name: str, dry_run: bool
+) -> Imported:
     """Read, judge, and (unless ``dry_run``) set quotas: columns department, flavour (codes), guaranteed,
     borrow_limit, lend_limit, hard_cap in GPUs (empty = unlimited), weight. Invalid ``table_invalid`` by row
-    and column; Conflict ``quota_sum`` where the sums of the whole file do not add up. Administrators only.
+    and column; Conflict ``quota_sum`` where the sums of the whole file do not add up. Administrators only;
+    ``policy`` None: the caller is a command of the machine's own administrator.
     """
-    policy.require(policy.administers_pool)
+    if policy is not None:
+        policy.require(policy.administers_pool)
     table = read_table(data, name, aliases=ALIASES)
     table.expect(REQUIRED, OPTIONAL)
     problems = Problems()

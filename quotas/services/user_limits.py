@@ -68,6 +68,21 @@ def user_limit_set(
         return row
 
 
+def user_limit_clear(*, acting_user: Actor, policy: Policy, user: User | None) -> bool:
+    """Take a person's own limits away, so that everybody's hold again (``user`` None: everybody's). False where
+    there were none.
+    """
+    policy.require(policy.administers_pool)
+    with transaction.atomic():
+        row = UserLimit.objects.select_for_update().filter(user=user).first()
+        if row is None:
+            return False
+        before = {name: getattr(row, name) for name in FIELDS}
+        audit_record(acting_user=acting_user, action="user_limit.cleared", subject=row, before=before)
+        row.delete()
+        return True
+
+
 def gpus_at_once_check(*, user_id: int, charge_milli: int, but_not: int | None = None) -> None:
     """Blocked where what the person holds and ``charge_milli`` more pass the limit on GPUs at once."""
     limit = limits_of(user_id)["gpus_at_once_milli"]

@@ -31,6 +31,7 @@ from quotas.selectors.approvals import (
 )
 from quotas.selectors.approvers import Deciders
 from quotas.selectors.requests import (
+    decides_scope,
     flavour_names,
     other_open_asks,
     quota_bar,
@@ -68,7 +69,9 @@ def approval_detail(request: HttpRequest, uid: uuid.UUID) -> HttpResponse:
 
 
 def _queue(request: HttpRequest, chosen: ApprovalStep | None = None) -> dict[str, Any]:
+    """What the queue shows; for those who decide or read for others. Others see their asks on their own pages."""
     policy = request.policy  # type: ignore[attr-defined]
+    policy.require(policy.reads or decides_scope(policy))
     tab = request.GET.get("q", "mine")
     tab = tab if tab in TABS else "mine"
     text, flavour = request.GET.get("s", "").strip(), request.GET.get("flavour", "")

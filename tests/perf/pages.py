@@ -125,7 +125,7 @@ def _measure(year: Any, filled: float) -> dict[str, Any]:
 def _cold(html: str) -> float:
     """Kilobytes of a page with what it links and what its modules import, compressed."""
     size = len(gzip.compress(html.encode()))
-    todo = set(re.findall(r'(?:href|src)="[^"]*static/([^"?#]+)"', html))
+    todo = set(re.findall(r'(?:href|src)="[^"]*static/(?:~[0-9a-f]+/)?([^"?#]+)"', html))
     seen: set[str] = set()
     while todo:
         name = todo.pop()

@@ -81,7 +81,6 @@ walk.open_to_all(
     "quotas:request-list",
     "quotas:request-new",
     "quotas:request-fit",
-    "quotas:approvals",
     "quotas:approvals-bulk",
     "quotas:quota-tree",
     "quotas:quota-changes",

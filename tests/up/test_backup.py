@@ -86,3 +86,15 @@ def test_backup_of_nothing(tmp_path: Path) -> None:
     answer = _manage("backup", str(tmp_path / "b"), "--data", str(tmp_path / "none"))
     assert answer.returncode != 0 and "no installation" in answer.stderr
     assert not (tmp_path / "b").exists() and not (tmp_path / "none").exists()
+
+
+def test_backup_of_a_folder_with_only_a_demo_and_of_one_without(tmp_path: Path) -> None:
+    for has, option, hint in (("demo", [], "add --demo"), ("", ["--demo"], "leave out --demo")):
+        root = tmp_path / f"of-{has or 'real'}"
+        (root / has).mkdir(parents=True)
+        (root / has / "status.json").write_text("{}")
+        answer = _manage("backup", str(tmp_path / "b"), "--data", str(root), *option)
+        assert answer.returncode != 0
+        assert hint in answer.stderr
+        assert len(answer.stderr.strip().splitlines()) == 1
+        assert not (tmp_path / "b").exists()

@@ -144,7 +144,7 @@ def _text(name: str, text: str) -> OpenApiParameter:
 @extend_schema_view(
     list=extend_schema(
         parameters=[
-            _text("q", "request id, words of the object, a person's name"),
+            _text("q", "request id, words of the object, a person's name, an act"),
             _text("action", "an act, or the beginning of one: user, user.suspended"),
             _text("object_type", "exact kind of object"),
             OpenApiParameter("object", OpenApiTypes.UUID, description="uid of an object"),

@@ -41,14 +41,17 @@ def audit_filtered(
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> QuerySet[AuditEvent]:
-    """Filtered. `search` meets a request id, an object (uid or words) or a person; `action` is an act or the
+    """Filtered. `search` meets a request id, an object (uid or words), a person or an act; `action` is an act or the
     beginning of one; `until` is exclusive."""
     if search:
         if _UUID.match(search):
             rows = rows.filter(Q(object_uid=UUID(search)) | Q(request_id=UUID(search).hex))
         else:
             rows = rows.filter(
-                Q(request_id=search) | Q(object_label__icontains=search) | Q(actor_name__icontains=search)
+                Q(request_id=search)
+                | Q(object_label__icontains=search)
+                | Q(actor_name__icontains=search)
+                | Q(action__icontains=search)
             )
     if action:
         rows = rows.filter(Q(action=action) | Q(action__startswith=f"{action}."))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from django.core.management import CommandError, call_command
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.django import TestCase
@@ -298,6 +300,25 @@ def test_import_dry_run_then_all(world):
     assert world.row(world.b).borrow_limit == 0
     load(world, CSV)
     assert QuotaGrant.objects.count() == 3  # nothing changed, nothing set anew
+
+
+def test_import_by_command(world, tmp_path):
+    file = tmp_path / "q.csv"
+    file.write_text(CSV, encoding="utf-8")
+    call_command("import_quotas", str(file), "--dry-run")
+    assert not QuotaGrant.objects.exists()
+    said = io.StringIO()
+    call_command("import_quotas", str(file), stdout=said)
+    assert "3 quotas set" in said.getvalue()
+    assert QuotaGrant.objects.get(department=world.a).granted_by_name == "import_quotas"
+    file.write_text("department,flavour,guaranteed\na,f,much\n", encoding="utf-8")
+    problems = io.StringIO()
+    with pytest.raises(CommandError):
+        call_command("import_quotas", str(file), stderr=problems)
+    assert problems.getvalue().startswith("2/guaranteed: ")
+    with pytest.raises(CommandError):
+        call_command("import_quotas", str(tmp_path / "none.csv"))
+    assert world.row(world.a).guaranteed == 24_000
 
 
 def test_import_tells_errors_by_row_and_column_and_takes_nothing(world):
