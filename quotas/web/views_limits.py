@@ -129,9 +129,5 @@ def _save(request: HttpRequest, form: LimitForm) -> None:
         messages.success(request, _("The limits were taken away."))
         return
     user_limit_set(acting_user=actor, policy=policy, user=person, **form.numbers())
-    messages.success(
-        request,
-        _("Limits of %(name)s saved.") % {"name": person.get_full_name()}
-        if person
-        else _("Limits of everybody saved."),
-    )
+    whose = person.get_full_name() if person is not None else _("everybody else")
+    messages.success(request, _("Limits of %(name)s saved.") % {"name": whose})

@@ -46,6 +46,7 @@ def test_filters_live_in_the_address() -> None:
     assert labels(client.get("/audit/?act=department")) == ["Vision & more", "Vision"]
     assert labels(client.get("/audit/?act=user.changed")) == ["X Y"]
     assert labels(client.get("/audit/?q=X+Y&via=page")) == ["X Y"]
+    assert labels(client.get("/audit/?q=ser.chang")) == ["X Y"]  # an act, by any part of its name
     assert labels(client.get(f"/audit/?q={row.uid}")) == ["Vision & more", "Vision"]
     assert labels(client.get(f"/audit/?actor={boss.pk}")) == ["Vision & more", "X Y"]
     assert labels(client.get("/audit/?from=2026-06-16&to=2026-06-16")) == ["Vision & more", "X Y"]
