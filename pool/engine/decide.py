@@ -9,6 +9,7 @@ the least disruptive to the most:
     consolidate   movable work makes room by moving (opt-in)
     reclaim       owners take back what others borrow
     preempt       within a department the more important displaces the less important
+    relayout      drained split cards are to be split anew for those whom nothing else helped
 
 A later action may find that something this plan was about to start stands in its way. That work is withdrawn,
 which costs nothing, and the round is played again with what was decided so far held fast.
@@ -19,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from pool.engine import consolidate, preempt, reclaim
+from pool.engine import consolidate, preempt, reclaim, relayout
 from pool.engine.allocate import MAINTENANCE, Allocate
 from pool.engine.backfill import BASIS_LEASE_ENDS, BASIS_WINDOW, Occupied, estimate_from
 from pool.engine.model import (
@@ -100,6 +101,7 @@ def decide(
         evicts=tuple(settled.evicts),
         keeps=tuple(kept for kept in settled.keeps if kept.request_id not in placed),
         moves=tuple(settled.moves),
+        layouts=tuple(round_.layouts),
         spared=tuple(settled.spared),
     )
 
@@ -160,6 +162,7 @@ def _play(
         bench = Bench(round_)
         reclaim.run(round_, bench, withdraw=withdraw)
         preempt.run(round_, bench, withdraw=withdraw)
+        relayout.run(round_)
 
 
 def _close_for_maintenance(round_: Round) -> None:

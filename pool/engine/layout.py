@@ -9,7 +9,7 @@ few as possible: instances in use cannot be moved.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from pool.engine.fit import Need, gpu_refusal
@@ -83,8 +83,10 @@ def layout_for(
     need: Need,
     table: Geometry,
     wanted: Mapping[str, int] | None = None,
+    keep_off: Collection[int] = (),
 ) -> tuple[Layout, ...] | None:
-    """How to split drained cards of one node anew so that the request finds its slices there, or None.
+    """How to split drained cards of one node anew so that the request finds its slices there, or None. Cards of
+    ``keep_off`` (ids) are left as they are.
 
     The node where the fewest cards change, then where they strand least, then the first. The request is one for
     slices that fits nowhere as things are; slices that are free already count.
@@ -95,7 +97,7 @@ def layout_for(
         node = state.nodes[state.fleet.nodes[row].id]
         if not eligible[row] or not host_fits(node, view, request):
             continue
-        found = _on_node(state, view, request, need, table, wanted or {}, row)
+        found = _on_node(state, view, request, need, table, wanted or {}, keep_off, row)
         if found is not None and (best is None or (*found[0], row) < best[0]):
             best = ((*found[0], row), found[1])
     return None if best is None else best[1]
@@ -108,6 +110,7 @@ def _on_node(
     need: Need,
     table: Geometry,
     wanted: Mapping[str, int],
+    keep_off: Collection[int],
     row: int,
 ) -> tuple[tuple[int, int], tuple[Layout, ...]] | None:
     """The cards of a node to split anew, and how: their number, what they strand, the layouts."""
@@ -120,7 +123,8 @@ def _on_node(
         free = [one.profile for one in state.slices_of(card, view)]
         there = free.count(request.profile)
         lacking -= there
-        if not state.held[card] and len(free) == len(gpu.slices) and gpu.id not in view.spans:
+        untouched = not state.held[card] and len(free) == len(gpu.slices)
+        if untouched and gpu.id not in view.spans and gpu.id not in keep_off:
             drained.append((most - there, card, free))
     layouts: list[Layout] = []
     lost = 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pool.engine.backfill import Occupancy, Occupied
 from pool.engine.fit import Need
-from pool.engine.model import Evict, Kept, Move, Place, Policy, Request, Reserve, Snapshot, UserRoom
+from pool.engine.model import Evict, Kept, Layout, Move, Place, Policy, Request, Reserve, Snapshot, UserRoom
 from pool.engine.reasons import Reason
 from pool.engine.world import Charge, World
 from quotas.engine.ids import NodeId
@@ -52,8 +52,11 @@ class Round:
     blocked: list[Blocked] = field(default_factory=list)
     evicts: list[Evict] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
+    layouts: list[Layout] = field(default_factory=list)
     new_keeps: list[Kept] = field(default_factory=list)
     spared: list[Evict] = field(default_factory=list)
+    searches: int = 0
+    preemptors: int = 0
     withdrawn: set[int] = field(default_factory=set)
     """Requests whose placement of this round gave way before it began."""
     leaving: dict[int, tuple[int, ...]] = field(default_factory=dict)

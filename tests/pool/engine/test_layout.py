@@ -6,12 +6,14 @@ from itertools import combinations_with_replacement
 
 import pytest
 
+from pool.engine.decide import decide
 from pool.engine.fit import need_of
 from pool.engine.layout import best_layout, full_layouts, layout_for, most_of, stranded
 from pool.engine.mig import Geometry, geometries, geometry, is_valid
-from pool.engine.model import Layout, Member, Node, Take
+from pool.engine.model import Layout, Member, Node, Plan, Policy, Running, Take
 from pool.engine.state import PoolState
-from tests.pool.engine.builders import FLAVOURS, ask, split_node
+from quotas.engine.tree import QuotaNode
+from tests.pool.engine.builders import FLAVOURS, NOW, ask, pool, quota, split_node
 
 FACTS = {facts.code: facts for facts in FLAVOURS}
 
@@ -120,3 +122,45 @@ def test_as_few_cards_as_possible_and_none_for_too_much() -> None:
     assert [one.gpu_id for one in found] == [100, 101]
     assert plan(nodes, "1g.5gb", 22) is None
     assert plan(nodes, "4g.20gb", 4) is None
+
+
+class TestDecided:
+    """Layouts in a whole plan."""
+
+    @staticmethod
+    def plan(
+        nodes: list[Node], *profiles: tuple[str, int], running: tuple[Running, ...] = (), **changes: object
+    ) -> Plan:
+        pending = [
+            ask(number, count, shape="mig", profile=profile)
+            for number, (profile, count) in enumerate(profiles, 1)
+        ]
+        return decide(pool(nodes, pending, running), Policy(), NOW)
+
+    def test_a_drained_card_is_asked_for(self) -> None:
+        result = self.plan([split_node(1, ["7g.40gb"])], ("3g.20gb", 1))
+        assert result.places == ()
+        assert result.layouts == (Layout(100, 1, (("4g.20gb", 0), ("3g.20gb", 4))),)
+        assert [one.code for one in result.waiting] == ["no_slice_free"]
+
+    def test_no_card_twice_and_what_others_want_counts(self) -> None:
+        result = self.plan(
+            [split_node(1, ["7g.40gb"], count=2)], ("3g.20gb", 1), ("3g.20gb", 1), ("4g.20gb", 1)
+        )
+        assert [(one.gpu_id, one.for_request_id) for one in result.layouts] == [(100, 1), (101, 2)]
+
+    def test_nothing_is_asked_of_cards_in_use_or_about_to_be(self) -> None:
+        node = split_node(1, ["7g.40gb"])
+        one = node.gpus[0].slices[0]
+        member = Member(0, 1, 0, 0, (Take(100, (one.span,), one.charge_milli, 1, one.id),))
+        ending = Running(1, 99, 2, "A100", 1000, (member,), ending=True)
+        assert self.plan([node], ("3g.20gb", 1), running=(ending,)).layouts == ()
+        starting = self.plan([node], ("7g.40gb", 1), ("3g.20gb", 1))
+        assert [one.request_id for one in starting.places] == [1]
+        assert starting.layouts == ()
+
+    def test_nothing_is_asked_for_whom_quota_refuses(self) -> None:
+        tree = quota(QuotaNode(1, guarantee=1000), QuotaNode(2, 1, guarantee=100, hard_cap=100))
+        pending = [ask(1, 1, shape="mig", profile="3g.20gb")]
+        result = decide(pool([split_node(1, ["7g.40gb"])], pending, quotas=tree), Policy(), NOW)
+        assert (result.layouts, [one.code for one in result.waiting]) == ((), ["quota_blocked"])
