@@ -226,7 +226,7 @@ class Allocate:
         if not open_:
             return self._hopeless[self.world.fit_key(request), needs[0].flavour]
         ends_at = self._ends_at(request)
-        size, amounts = self._size(request, open_)
+        size, amounts = self._size(self._keep_apart(request), open_)
         found = self.world.find_among(
             size, amounts, self.world.state.view(ends_at), scarcity=self.policy.scarcity
         )
@@ -240,6 +240,21 @@ class Allocate:
                 return self._behind(request, ends_at, found.need)
         reasons = [self._no_place(request, need, sought=True) for need in open_]
         return reasons[0]
+
+    def _keep_apart(self, request: Request) -> Request:
+        """The request with the nodes on which others of its group stand: those of work that runs, and of what
+        this round places."""
+        if request.apart is None:
+            return request
+        nodes = {
+            member.node_id
+            for one in self.world.running.values()
+            if one.apart == request.apart
+            for member in one.members
+        }
+        placed = (one.place for one in self.round.placed if one.request.apart == request.apart)
+        nodes |= {member.node_id for place in placed for member in place.members}
+        return replace(request, avoid=frozenset(nodes))
 
     def _no_place(self, request: Request, need: Need, *, sought: bool = False) -> Reason | None:
         """Why no place is free for a kind of request, promises aside; None where one is."""

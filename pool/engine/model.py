@@ -157,6 +157,8 @@ class Running:
     """It can be started elsewhere from its checkpoint (opt-in of consolidation)."""
     evictable_after: int = 0
     """Not before this moment, whatever the minimum run time says (back-off after repeated evictions)."""
+    apart: int | None = None
+    """The group whose other members stand on other nodes where possible: replicas of one service."""
     min_nodes: int | None = None
     """A gang that shrinks: members beyond this many may be taken alone."""
     asks: Request | None = None
@@ -219,6 +221,10 @@ class Request:
     a margin."""
     evicts_after: int = 0
     """It may not displace anybody before this moment (back-off after repeated evictions)."""
+    apart: int | None = None
+    """The group whose other members it keeps away from where possible (replicas, each a request of its own)."""
+    avoid: frozenset[int] = frozenset()
+    """Nodes that cost more: filled in by the decision, where others of ``apart`` stand."""
     within: tuple[str, ...] = ()
     """Only nodes whose ``domain`` begins with this path."""
     parts: tuple[Request, ...] = ()
@@ -326,6 +332,11 @@ class Policy:
     back_off_ms: int = 3_600_000
     keep_for_preemptor_ms: int = 900_000
     max_victims: int = 64
+    """For one request; more would be disturbed than it is worth."""
+    max_preemptors: int = 64
+    """So many requests have room made for them in one decision; the next one goes on."""
+    max_searches: int = 512
+    """So many times room is sought in one decision."""
     user_decay: bool = False
     order: Literal["guarantee", "tournament"] = "guarantee"
     class_weights: Mapping[str, int] = field(default_factory=dict)

@@ -23,6 +23,8 @@ from pool.engine.state import ALL, NOTHING_HELD, GpuState, NodeState, PoolState,
 
 NO_DATA = 20 * UNIT
 """Cost of each named data set that is not on a node: staging it in outweighs all but the worst fragmentation."""
+SAME_NODE = 60 * UNIT
+"""Cost of a node on which another replica of the same service stands: one node's loss should not take both."""
 OVER_POWER = 200 * UNIT
 GPU_NODE_FOR_CPU = 1000 * UNIT
 """Cost of work without a GPU on a node that has some, where nodes kept for such work have room."""
@@ -54,6 +56,10 @@ def find_among(
     """
     kinds = state.kinds(view)
     offset = _offset(state, request)
+    if request.avoid:
+        offset = offset + [
+            float(SAME_NODE) if node.id in request.avoid else 0.0 for node in state.fleet.nodes
+        ]
     pressed = _scarcity(state) if scarcity and len(needs) > 1 else None
     best: tuple[float, list[int], Need, Costs] | None = None
     for costs, group in _works(state, request, needs):

@@ -16,7 +16,7 @@ COLUMNS = (
     "options", "shape", "gpus_per_node", "nodes", "nodes_min", "fraction_milli", "fraction_mib", "mig_profile",
     "mig_count", "cpu_milli", "memory_mib", "start_at", "end_at", "deadline_at", "duration_s", "work_class",
     "priority", "interruptible", "site_code", "datasets", "stage_datasets", "cuda_min", "queued_at", "fabric",
-    "fabric_gbit_s", "storage", "domain_required", "domain_preferred",
+    "fabric_gbit_s", "storage", "domain_required", "domain_preferred", "is_service", "head_id",
 )  # fmt: skip
 LEVELS = {"row": 1, "rack": 2, "switch": 3}
 """Depth of a level of places in ``Node.domain`` (row, rack, switch)."""
@@ -102,6 +102,7 @@ def item_of(row: Any, named: str | None) -> model.Request:
         datasets=tuple(sorted(str(one) for one in row.datasets or ())),
         stage_datasets=row.stage_datasets,
         deadline_at=_ms(row.deadline_at),
+        apart=row.head_id if row.is_service else None,
     )
 
 

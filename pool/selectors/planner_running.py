@@ -26,7 +26,7 @@ SELECT l.allocation_id, l.member, l.gpu_id, l.charge, l.memory_mib, l.mig_slice_
 ALLOCATION_COLUMNS = (
     "id", "request_id", "department_id", "flavour_id", "charge_milli", "interruptible", "priority", "started_at",
     "reserved_at", "expires_at", "stop_asked_at", "grace_until", "holder_id", "state", "request__nodes_min",
-    "request__checkpoint",
+    "request__checkpoint", "request__is_service", "request__head_id",
 )  # fmt: skip
 
 Takes = dict[tuple[int, int], list[model.Take]]
@@ -116,4 +116,5 @@ def _running(
         ending=case or row.state in (Allocation.State.STOPPING, Allocation.State.ENDED),
         movable=row.interruptible and bool(row.request__checkpoint),
         min_nodes=row.request__nodes_min,
+        apart=row.request__head_id if row.request__is_service else None,
     )
