@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from pool.selectors.fit import Fit, fit_check
+from pool.selectors.fit import MAX_AGE_S, Fit, fit_check
 from portal.kernel.clock import now
 from portal.kernel.units import cost_micro
 from quotas.engine.recurrence import occurrences
@@ -59,10 +59,14 @@ class WhatIf:
     start_at: datetime | None = None
 
 
-def what_if(cleaned: Mapping[str, Any], *, user_id: int, offered: list[GpuFlavour]) -> WhatIf:
-    """Judge cleaned wishes (``read_request``) as one request, or as one member of a series."""
+def what_if(
+    cleaned: Mapping[str, Any], *, user_id: int, offered: list[GpuFlavour], max_age_s: float = MAX_AGE_S
+) -> WhatIf:
+    """Judge cleaned wishes (``read_request``) as one request, or as one member of a series, against the pool as
+    it was at most ``max_age_s`` seconds ago.
+    """
     one = _single(cleaned)
-    fit = fit_check(request_from(one, user_id))
+    fit = fit_check(request_from(one, user_id), max_age_s=max_age_s)
     later = one["start_at"] is not None and one["start_at"] > now()
     near = () if fit.starts_now or later else tuple(_near(one, fit, user_id, offered))
     history = None
