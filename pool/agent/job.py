@@ -13,7 +13,7 @@ import subprocess
 import time
 from typing import Any
 
-from pool.agent import files, hook, procs
+from pool.agent import devices, files, hook, procs
 from pool.agent.collector import self_command, self_environment
 from pool.agent.facts import boot_id
 from pool.agent.logtail import LogTail
@@ -132,6 +132,8 @@ class Job:
             elif time.monotonic() - self.spawned_at > START_SECONDS:
                 self.give_up("failed_start", "start_timeout", "the job did not start in time", True)
             return
+        if self.meta.get("hold"):
+            devices.keep(self.folder)
         if self.run.get("boot_id") != boot_id():
             self.give_up("exited", "node_rebooted", "the node restarted while the job ran", True)
         elif not self.shim_alive():
@@ -259,6 +261,7 @@ class Job:
             files.write_json(self.path("reported.json"), self.reported, sync=False)
         self._report_checkpoints()
         if self.exit is not None:
+            devices.close(self.folder)  # before it is told: the next holder may come at once
             self.tell()
             self._scrub()
         elif state != self.reported.get("state"):

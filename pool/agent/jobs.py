@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pool.agent import accounts, environment, files, procs
+from pool.agent import accounts, devices, environment, files, procs
 from pool.agent.facts import boot_id
 from pool.agent.job import Job
 from pool.agent.nvml import utc_now
@@ -48,6 +48,7 @@ class Jobs:
         self.account_map: dict[str, str] = {}
         self.jobs: dict[tuple[str, int], Job] = {}
         self.watch: Callable[[int], None] = os.close  # what becomes of a new shim's pipe
+        self.device_files: Callable[[list[str]], list[str]] = lambda _uuids: []
 
     def adopt(self) -> None:
         """Take over every job folder. Log positions follow the messages that still wait in the outbox."""
@@ -147,7 +148,21 @@ class Jobs:
         meta.update(gpu_uuids=spec.get("gpu_uuids") or [], mig_uuids=spec.get("mig_uuids") or [])
         meta.update(account=account.name, wall_seconds=spec.get("wall_seconds"), hold=hold)
         files.write_json(os.path.join(folder, "meta.json"), meta)
+        if hold and account.switch:
+            self._open_devices(folder, spec, account)
         return Job(folder, self.outbox, self.log_limit)
+
+    def _open_devices(self, folder: str, spec: dict[str, Any], account: accounts.Account) -> None:
+        """The person works on the cards directly: whole ones are theirs alone meanwhile."""
+        uuids = [str(uuid) for uuid in spec.get("gpu_uuids") or []]
+        if spec.get("mig_uuids") or int(spec.get("charge_milli") or 0) < 1000 * len(uuids):
+            return
+        try:
+            devices.open_to(folder, self.device_files(uuids), account.uid, account.gid)
+        except OSError as problem:
+            devices.close(folder)
+            shutil.rmtree(folder, ignore_errors=True)  # else the next agent would take it for one to start
+            raise StartRefused("device_not_opened", str(problem), retryable=True) from problem
 
     def stop(self, allocation: str, member: int, signal_name: str, grace_s: float) -> None:
         """Carry out a stop order. One for a job that never came here is answered with its end."""

@@ -17,7 +17,7 @@ import signal
 import time
 from typing import Any
 
-from pool.agent import PROTOCOL, VERSION, accounts, config, facts, files, ws
+from pool.agent import PROTOCOL, VERSION, accounts, config, devices, facts, files, ws
 from pool.agent.collector import DOWN_REASON, Collector
 from pool.agent.jobs import Jobs
 from pool.agent.kmsg import KernelLog
@@ -59,6 +59,7 @@ class Agent:
         self.jobs.log_limit = settings.log_limit_mib * 1024 * 1024
         self.jobs.adopt()
         self.telemetry = Telemetry(self.jobs)
+        self.jobs.device_files = lambda uuids: devices.paths(self.telemetry.gpus, uuids)
         self.collector = Collector()
         self.kernel_log = KernelLog(os.environ.get("GPUPOOL_KMSG", "/dev/kmsg"))
         self.load = facts.HostLoad()
