@@ -6,6 +6,7 @@ from django.conf import settings
 from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
 
 from portal.kernel.clock import now
 from portal.kernel.models import PublicModel
@@ -40,7 +41,7 @@ class CapacityRequest(PublicModel):
 
     class Level(models.TextChoices):
         ANY = "", _("Anywhere")
-        ROW = "row", _("Row")
+        ROW = "row", pgettext_lazy("place", "Row")
         RACK = "rack", _("Rack")
         SWITCH = "switch", _("Switch")
 
@@ -54,7 +55,7 @@ class CapacityRequest(PublicModel):
     class ScaleBy(models.TextChoices):
         FIXED = "fixed", _("Always the same")
         TIMETABLE = "timetable", _("Weekly timetable")
-        SIGNAL = "signal", _("Signal")
+        SIGNAL = "signal", pgettext_lazy("scaling", "Signal")
 
     class AfterFailed(models.TextChoices):
         WITHDRAW = "withdraw", _("withdraw this one too")
