@@ -6,6 +6,7 @@ from django.conf import settings
 from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
 
 from pool.models.place import Node
 from portal.kernel.clock import now
@@ -39,7 +40,7 @@ class Allocation(PublicModel):
         SUSPENDED = "suspended", _("Holder suspended")
         IDLE = "idle", _("Idle")
         OVER_QUOTA = "over_quota", _("Over quota")
-        MAINTENANCE = "maintenance", _("Maintenance")
+        MAINTENANCE = "maintenance", pgettext_lazy("cause", "Maintenance")
 
     request = models.ForeignKey(
         "quotas.CapacityRequest", on_delete=models.PROTECT, related_name="allocations"

@@ -50,7 +50,7 @@ class ReclaimCase(PublicModel):
         NODE_LOST = "node_lost", _("Node lost")
         REVOKED = "revoked", _("Revoked")
         RELEASED = "released", _("Released")
-        MAINTENANCE = "maintenance", _("Maintenance")
+        MAINTENANCE = "maintenance", pgettext_lazy("cause", "Maintenance")
         SUSPENDED = "suspended", _("Holder suspended")
 
     class Step(models.TextChoices):

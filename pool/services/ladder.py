@@ -26,6 +26,7 @@ from pool.models import (
     SchedulerCycle,
 )
 from pool.services import hooks, stopping
+from pool.services.keeps import MARGIN, keep_extend
 from pool.services.reclaim_rules import rules_active
 from pool.services.shrinking import members_stop
 from pool.transitions import LIVE, WITHDRAWABLE, climb
@@ -245,6 +246,8 @@ def _call_hook(allocation: Allocation, case: ReclaimCase) -> None:
     until = max(case.grace_until, at + timedelta(seconds=seconds))
     if not climb(case, "hook", checkpoint_at=at, grace_until=until):
         return
+    if case.for_request_id is not None:
+        keep_extend(request_id=case.for_request_id, until=until + MARGIN)
     facts = {"cause": case.cause, "hook": case.hook, "seconds": round(seconds), "until": until.isoformat()}
     AllocationEvent.objects.create(
         allocation=allocation, at=at, kind="checkpoint_asked", actor_name=RULES.name, facts=facts

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from django.db import transaction
 from django.utils.translation import gettext_lazy as _
 
-from pool.models import Allocation, AllocationMember, Node
+from pool.models import Allocation, AllocationMember, Node, ReclaimCase
 from pool.services.capacity import capacity_refresh
 from portal.accounts.policy import Policy, policy_of
 from portal.kernel.clock import now
@@ -16,6 +16,8 @@ from portal.kernel.models import advance
 from portal.ops.actor import Actor
 from portal.ops.outbox import outbox_add
 from portal.ops.services import audit_record
+
+DRAIN_RULE = "node_drain"
 
 
 def require_pool_admin(actor: Actor, policy: Policy | None = None) -> None:
@@ -68,10 +70,21 @@ def node_cordon(*, acting_user: Actor, node: Node, reason: str) -> Node:
 
 
 def node_uncordon(*, acting_user: Actor, node: Node, reason: str) -> Node:
-    """Back to work, also from draining or maintenance."""
-    return _set(
-        actor=acting_user, node=node, to=Node.Schedulable.OPEN, reason=reason, action="node.uncordoned"
-    )
+    """Back to work, also from draining or maintenance. Whoever was told to leave a drained node and is not stopped
+    yet goes on."""
+    from pool.services.ladder import case_withdraw
+
+    with transaction.atomic():
+        opened = _set(
+            actor=acting_user, node=node, to=Node.Schedulable.OPEN, reason=reason, action="node.uncordoned"
+        )
+        elsewhere = AllocationMember.objects.filter(node__schedulable=Node.Schedulable.DRAINING)
+        told = ReclaimCase.objects.filter(
+            closed_at=None, rule=DRAIN_RULE, allocation__members__node=node
+        ).exclude(allocation__in=elsewhere.values("allocation"))
+        for case_id in told.order_by("allocation_id").values_list("pk", flat=True).distinct():
+            case_withdraw(acting_user=acting_user, case_id=case_id, why="node_open_again")
+    return opened
 
 
 def node_maintenance(*, acting_user: Actor, node: Node, reason: str, until: datetime | None) -> Node:
@@ -123,7 +136,7 @@ def node_drain(*, acting_user: Actor, node: Node, reason: str, grace_s: int = 18
                 acting_user=acting_user,
                 allocation=allocation,
                 cause="maintenance",
-                rule="node_drain",
+                rule=DRAIN_RULE,
                 grace_until=now() + timedelta(seconds=grace_s),
                 reason=reason,
             )

@@ -44,6 +44,7 @@ def withdrawn_words(code: str) -> str:
         "idle_busy": _("it is in use again"),
         "idle_unknown": _("there is no data, and that is never idle"),
         "idle_within_guarantee": _("its department is within its guarantee again"),
+        "node_open_again": _("its node is open again"),
         "window_over": _("the maintenance was called off or is over"),
         "within_quota": _("its department is within its quota again"),
     }

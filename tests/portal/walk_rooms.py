@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from pool.models import Allocation
+from pool.models import Allocation, ReclaimCase
 from portal.kernel.clock import now
 from quotas.models import ApprovalStep, CapacityRequest, Delegation, QuotaChange
 from tests.pool import builders as pool
@@ -29,6 +29,10 @@ def _allocation() -> Allocation:
         charge_milli=1000,
         state=Allocation.State.RUNNING,
     )
+
+
+def _case() -> ReclaimCase:
+    return ReclaimCase.objects.create(allocation=_allocation(), cause=ReclaimCase.Cause.IDLE)
 
 
 def _step() -> ApprovalStep:
@@ -85,12 +89,15 @@ def register() -> None:
             "monitoring:allocation-history",
             "monitoring:allocation-history-csv",
             "v1:allocation-detail",
+            "v1:allocation-consent",
             "v1:allocation-extend",
             "v1:allocation-log",
             "v1:allocation-release",
             "v1:allocation-revoke",
+            "v1:allocation-still-needed",
             "v1:allocation-history",
         ),
+        _case: ("v1:reclaim-case-detail",),
         _step: (
             "quotas:approval-detail",
             "quotas:approval-decide",
@@ -105,6 +112,6 @@ def register() -> None:
             walk.something_of_others(name, _by_uid(make))
     for act in ("withdraw", "agree", "decline", "submit"):
         walk.something_of_others("quotas:request-act", _by_uid(_request, act=act))
-    for act in ("extend", "release", "revoke", "still-needed"):
+    for act in ("extend", "release", "revoke", "still-needed", "consent", "no-consent"):
         walk.something_of_others("pool:allocation-act", _by_uid(_allocation, act=act))
     walk.something_of_others("quotas:quota-change-act", _by_uid(_change, act="withdraw"))

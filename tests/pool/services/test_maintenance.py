@@ -209,3 +209,25 @@ def test_what_makes_no_sense_is_refused_field_by_field(here):
                 ends_at=moment(50), notice_s=0, nodes=[first],
             )  # fmt: skip
     assert MaintenanceWindow.objects.count() == 0
+
+
+def test_a_drain_that_is_called_off_lets_everybody_go_on_who_is_not_stopped(here):
+    from pool.services.nodes import node_drain, node_uncordon
+
+    *_rest, first, _second, short, long = here
+    with at(0):
+        node_drain(acting_user=SYSTEM, node=first, reason="smells odd", grace_s=600)
+        assert {case.allocation_id for case in ReclaimCase.objects.all()} == {short.pk, long.pk}
+    with at(60):
+        allocations.allocation_release(acting_user=build.actor(short.holder), allocation=short)
+        first.refresh_from_db()
+        node_uncordon(acting_user=SYSTEM, node=first, reason="it was the neighbour")
+    with at(700):
+        assert sweep()["stopped"] == 0
+    long.refresh_from_db()
+    short.refresh_from_db()
+    assert (long.state, case_of(long).withdrawn_why, short.state) == (
+        "running",
+        "node_open_again",
+        "stopping",
+    )
