@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from django.utils.translation import gettext_lazy as _
+
+from portal.notify import kinds
 from portal.ops.outbox import subscribe
 
 subscribe("pool.agent_event", "monitoring.services.events.gpu_event_record")
@@ -17,3 +20,12 @@ for _topic in (
 subscribe("pool.node_state", "monitoring.services.pokes.node_changed")
 subscribe("pool.gpu_condition", "monitoring.services.pokes.gpu_changed")
 subscribe("pool.capacity_changed", "monitoring.services.pokes.capacity_changed")
+
+kinds.register(
+    "report_ready",
+    _("Report %(name)s"),
+    _("%(ref)s is ready: the figures are kept as they were when it was made."),
+    group="money",
+    label=_("A scheduled report is ready"),
+    icon="chart",
+)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from celery import shared_task
 
+from monitoring.services.card_states import card_states_sweep
+from monitoring.services.day_sums import days_sum
 from monitoring.services.idleness import idle_judge
 from monitoring.services.partitions import partitions_keep
+from monitoring.services.report_runs import reports_send
 from monitoring.services.rollups import rollup_run, rollups_keep
 from portal.ops.services import task_run
 
@@ -29,3 +32,18 @@ def judge_idle() -> None:
     """Find idle work and give it to the pool."""
     with task_run("monitoring.judge_idle") as facts:
         facts.update(idle_judge())
+
+
+@shared_task(name="monitoring.day_sums", queue="reports", ignore_result=True)
+def day_sums() -> None:
+    """The cards' states, and the sums of days that reports read."""
+    with task_run("monitoring.day_sums") as facts:
+        facts["states"] = card_states_sweep()
+        facts["days"] = days_sum()
+
+
+@shared_task(name="monitoring.send_reports", queue="reports", ignore_result=True)
+def send_reports() -> None:
+    """Scheduled reports that are due."""
+    with task_run("monitoring.send_reports") as facts:
+        facts["sent"] = reports_send()

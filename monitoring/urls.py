@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from monitoring.web import fragments, views_gpu, views_wall
+from monitoring.web import fragments, views_gpu, views_reports, views_wall
 
 app_name = "monitoring"
 urlpatterns = [
@@ -25,4 +25,12 @@ urlpatterns = [
     path("leases/<uuid:uid>/metrics.json", views_gpu.allocation_history, name="allocation-history"),
     path("leases/<uuid:uid>/metrics.csv", views_gpu.allocation_history_csv, name="allocation-history-csv"),
     path("metrics", views_gpu.prometheus, name="prometheus"),
+    path("reports/", views_reports.reports, name="reports"),
+    path("reports/runs/<uuid:uid>/", views_reports.report_run_page, name="report-run"),
+    path("reports/runs/<uuid:uid>/file/", views_reports.report_run_file, name="report-run-file"),
+    path("reports/saved/<uuid:uid>/forget/", views_reports.report_forget_view, name="report-forget"),
+    path("reports/<slug:code>/", views_reports.report, name="report"),
+    path("reports/<slug:code>/file/", views_reports.report_file, name="report-file"),
+    path("reports/<slug:code>/keep/", views_reports.report_keep, name="report-keep"),
+    path("reports/<slug:code>/save/", views_reports.report_save_view, name="report-save"),
 ]

@@ -6,6 +6,7 @@ from typing import Any
 
 from django.urls import path
 
+from monitoring.api.report_views import ReportViewSet
 from monitoring.api.views import AllocationHistoryView, HistoryView, SamplesView, StateView
 
 _LIST: Any = {"get": "list"}
@@ -15,4 +16,7 @@ urlpatterns_v1: list[Any] = [
     path("gpus/<uuid:uid>/samples/", SamplesView.as_view(_LIST), name="gpu-samples"),
     path("gpus/<uuid:uid>/history/", HistoryView.as_view(_LIST), name="gpu-history"),
     path("allocations/<uuid:uid>/history/", AllocationHistoryView.as_view(_LIST), name="allocation-history"),
+    path("reports/", ReportViewSet.as_view(_LIST), name="report-kinds"),
+    path("reports/runs/<uuid:uid>/", ReportViewSet.as_view({"get": "run"}), name="report-run"),
+    path("reports/<slug:code>/", ReportViewSet.as_view({"get": "retrieve", "post": "keep"}), name="report"),
 ]

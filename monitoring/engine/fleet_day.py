@@ -107,8 +107,12 @@ def card_day(
     """The sums of a card on [start, end). States do not overlap; time without a state counts as installed only
     while something is held then."""
     marks = {start, end}
-    for span in (*states, *uses, *stranded):
-        marks.update(mark for mark in (span.start, span.end) if start < mark < end)
+    edges = (
+        [(s.start, s.end) for s in states]
+        + [(u.start, u.end) for u in uses]
+        + [(s.start, s.end) for s in stranded]
+    )
+    marks.update(mark for edge in edges for mark in edge if start < mark < end)
     installed = down = maintenance = wasted = 0
     for left, right in pairwise(sorted(marks)):
         state = next((s.state for s in states if s.start <= left < s.end), None)
@@ -180,15 +184,6 @@ def _seen(hour: Hour | None, held: int) -> tuple[int, int]:
     return seen, max(0, seen - min(seen, hour.busy))
 
 
-def percentile(values: Sequence[int], share: int) -> int | None:
-    """The value below or at which `share` percent of the values lie (nearest rank); None of none."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    rank = max(1, -(-share * len(ordered) // 100))
-    return ordered[rank - 1]
-
-
 __all__ = [
     "DOWN",
     "MAINTENANCE",
@@ -201,6 +196,5 @@ __all__ = [
     "UseDay",
     "card_day",
     "gpu_ms",
-    "percentile",
     "use_days",
 ]

@@ -110,7 +110,7 @@ def month_report(policy: Policy, chosen: LineFilter, by: str) -> MonthReport:
     zone = billing_zone()
     start, end = month_bounds(month.year, month.month, zone)
     until = min(lines.moment, end)
-    groups, fold = _grouping(policy, chosen, by)
+    groups, fold = grouping(policy, chosen, by)
     column = KEYS[by]
     grouped = (
         lines.sums()
@@ -157,7 +157,7 @@ def month_report(policy: Policy, chosen: LineFilter, by: str) -> MonthReport:
         key=lambda g: (-g.total.amount_micro, -g.total.gpu_ms, g.label),
     )
     if by == "user":
-        _name_users(report.groups)
+        name_users(report.groups)
     return report
 
 
@@ -170,7 +170,7 @@ def _days(month: date, until: datetime) -> list[date]:
     )
 
 
-def _compare(policy: Policy, report: MonthReport, groups: _Groups, fold: Fold, by: str) -> None:
+def _compare(policy: Policy, report: MonthReport, groups: Groups, fold: Fold, by: str) -> None:
     """Money of the month before, for a running month only up to the same day and time of it: whole days, and
     of the last day the share of it that has passed.
     """
@@ -207,7 +207,7 @@ def _add_before(report: MonthReport, group: Group, ms: int, micro: int) -> None:
     report.before.add(ms, micro)
 
 
-class _Groups(dict[Hashable, Group]):
+class Groups(dict[Hashable, Group]):
     """Groups made when first met."""
 
     def __init__(self, make: Callable[[Hashable], Group]) -> None:
@@ -222,17 +222,17 @@ class _Groups(dict[Hashable, Group]):
 Fold = Callable[[Hashable], Hashable]
 
 
-def _grouping(policy: Policy, chosen: LineFilter, by: str) -> tuple[_Groups, Fold]:
+def grouping(policy: Policy, chosen: LineFilter, by: str) -> tuple[Groups, Fold]:
     """Groups, and the key of the group that a line's column belongs to."""
     if by == "department":
         return _departments(policy, chosen)
     if by == "flavour":
         flavours = GpuFlavour.objects.in_bulk()
-        groups = _Groups(lambda k: Group(k, flavours[k].name, {"flavour": flavours[k].code}))
+        groups = Groups(lambda k: Group(k, flavours[k].name, {"flavour": flavours[k].code}))
     elif by == "site":
-        groups = _Groups(lambda k: Group(k, str(k), {"site": str(k)}))
+        groups = Groups(lambda k: Group(k, str(k), {"site": str(k)}))
     else:
-        groups = _Groups(lambda k: Group(k, str(k), {}))
+        groups = Groups(lambda k: Group(k, str(k), {}))
     return groups, lambda k: k
 
 
@@ -244,10 +244,8 @@ def _seen(policy: Policy, departments: list[int]) -> list[int]:
     return [pk for pk in departments if seen & set(policy.tree.subtree(pk))]
 
 
-def _departments(policy: Policy, chosen: LineFilter) -> tuple[_Groups, Fold]:
-    """The children of the chosen department (or of the topmost level with more than one), each with its
-    subtree; what stands on the parent itself is a row of its own.
-    """
+def heads(policy: Policy, chosen: LineFilter) -> tuple[int | None, list[int]]:
+    """The chosen department (or the topmost with more than one below it), and its children."""
     tree = policy.tree
     parent = chosen.department_id
     if parent is None:
@@ -255,8 +253,14 @@ def _departments(policy: Policy, chosen: LineFilter) -> tuple[_Groups, Fold]:
         while len(roots) == 1 and tree.children.get(roots[0]):
             parent = roots[0]
             roots = _seen(policy, tree.children.get(parent, []))
-    heads = tree.children.get(parent, [])
-    owner: dict[int, int] = {pk: head for head in heads for pk in tree.subtree(head)}
+    return parent, tree.children.get(parent, [])
+
+
+def _departments(policy: Policy, chosen: LineFilter) -> tuple[Groups, Fold]:
+    """The heads, each with its subtree; what stands on the parent itself is a row of its own."""
+    tree = policy.tree
+    parent, below = heads(policy, chosen)
+    owner: dict[int, int] = {pk: head for head in below for pk in tree.subtree(head)}
 
     def make(key: Hashable) -> Group:
         assert isinstance(key, int)
@@ -272,12 +276,14 @@ def _departments(policy: Policy, chosen: LineFilter) -> tuple[_Groups, Fold]:
             children=not own and bool(tree.children.get(key)),
         )
 
-    return _Groups(make), lambda k: owner.get(k, k) if isinstance(k, int) else k
+    return Groups(make), lambda k: owner.get(k, k) if isinstance(k, int) else k
 
 
-def _name_users(groups: Iterable[Group]) -> None:
+def name_users(groups: Iterable[Group]) -> None:
+    """Give groups of people their names and drill-down."""
     rows = list(groups)
-    users = User.objects.in_bulk([g.key for g in rows if g.key is not None])
+    named = User.objects.only("id", "uid", "username", "display_name")
+    users = named.in_bulk([g.key for g in rows if g.key is not None])
     for group in rows:
         user = users.get(group.key)
         if user is not None:
@@ -290,4 +296,15 @@ def ledger_mark() -> tuple[int, datetime | None]:
     return last or (0, None)
 
 
-__all__ = ["GROUPINGS", "Group", "MonthReport", "Total", "ledger_mark", "month_report"]
+__all__ = [
+    "GROUPINGS",
+    "Group",
+    "Groups",
+    "MonthReport",
+    "Total",
+    "grouping",
+    "heads",
+    "ledger_mark",
+    "month_report",
+    "name_users",
+]

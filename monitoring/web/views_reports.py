@@ -1,0 +1,223 @@
+"""Pages of reports: the list, one report, kept runs, saved questions."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.core.paginator import Paginator
+from django.db.models import Q
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import render
+from django.urls import reverse
+from django.utils.http import urlencode
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_POST, require_safe
+
+from monitoring.models import ReportRun, SavedReport
+from monitoring.selectors.reports.base import GROUP_WORDS, Ask, Kind, ask_from
+from monitoring.selectors.reports.frozen import Content, content_of, coverage_text, filter_text, period_text
+from monitoring.selectors.reports.kinds import KINDS, kind_of
+from monitoring.selectors.reports.period import DAYS
+from monitoring.services.report_runs import clean_params, may_read, report_forget, report_run, report_save
+from monitoring.web.report_files import file_of
+from portal.accounts.policy import Policy
+from portal.kernel.errors import DomainError, Invalid, NotFound
+from portal.ops.actor import actor_of
+from quotas.selectors.billing_time import billing_zone
+from quotas.selectors.money import book_state
+from quotas.selectors.running import one_look
+
+KNOWN = frozenset({"period", "from", "to", "by", "department", "flavour", "user", "site", "page", "format"})
+
+
+def _policy(request: HttpRequest) -> Policy:
+    return request.policy  # type: ignore[attr-defined,no-any-return]
+
+
+def _ask(request: HttpRequest, code: str) -> tuple[Kind, Ask]:
+    kind, policy = kind_of(code), _policy(request)
+    may_read(kind, policy)
+    unknown = sorted(set(request.GET) - KNOWN)
+    if unknown:
+        raise Invalid.field(unknown[0], _("This filter is not known here."))
+    return kind, ask_from(kind, request.GET.dict(), policy)
+
+
+@login_required
+@require_safe
+def reports(request: HttpRequest) -> HttpResponse:
+    """``/reports/``: the kinds there are, saved questions, the reader's kept runs."""
+    policy = _policy(request)
+    everything = policy.reads_money.everything
+    saved = (
+        SavedReport.objects.filter(Q(owner=policy.user) | Q(shared=True), removed_at=None)
+        .select_related("owner")
+        .order_by("name", "id")
+    )
+    rows = [s for s in saved[:50] if s.kind in KINDS and (everything or not KINDS[s.kind].pool_only)]
+    runs = (
+        ReportRun.objects.filter(owner=policy.user).defer("content").select_related("saved").order_by("-id")
+    )
+    saved_rows = [
+        (s, KINDS[s.kind], f"{reverse('monitoring:report', args=[s.kind])}?{urlencode(s.params)}")
+        for s in rows
+    ]
+    context = {
+        "kinds": [k for k in KINDS.values() if everything or not k.pool_only],
+        "saved": saved_rows,
+        "runs": [(r, KINDS[r.kind]) for r in runs[:20] if r.kind in KINDS],
+    }
+    return render(request, "monitoring/reports/list.html", context)
+
+
+@login_required
+@require_safe
+@one_look()
+def report(request: HttpRequest, code: str) -> HttpResponse:
+    """``/reports/<kind>/?period=…&by=…``: the report as of now."""
+    kind, ask = _ask(request, code)
+    answer = kind.make(ask)
+    books = book_state()
+    content = content_of(kind, ask, answer, mark=books.mark)
+    main = answer.tables[0]
+    context: dict[str, Any] = {
+        "kind": kind,
+        "ask": ask,
+        "answer": answer,
+        "content": content,
+        "main": main,
+        "page": Paginator(
+            list(zip(answer.tables[0].rows, answer.tables[0].params, strict=True)), 50
+        ).get_page(request.GET.get("page")),
+        "total": main.total(),
+        "more": [(table, table.total()) for table in answer.tables[1:]],
+        "period": period_text(ask.period),
+        "filter": filter_text(ask),
+        "before": period_text(ask.period.before()),
+        "coverage": coverage_text(answer.covered) if answer.covered and answer.covered[1] else "",
+        "full": answer.covered is not None and answer.covered[0] == answer.covered[1],
+        "groupings": [(code_, GROUP_WORDS[code_]) for code_ in kind.groupings],
+        "months": books.months,
+        "spans": [(code_, _("last %(n)s days") % {"n": n}) for code_, n in DAYS.items()],
+        "chips": _chips(ask),
+        "parts": [{"label": p.label, "value": p.value, "tone": p.tone} for p in answer.parts],
+        "zone": billing_zone().key,
+        "every": [(value, label) for value, label in SavedReport.Every.choices],
+        "may_share": bool(ask.policy.reads_money),
+        "params": clean_params(request.GET.dict()),
+        "api": f"GET /api/v1/reports/{kind.code}/?{urlencode(clean_params(request.GET.dict()))}".rstrip("?"),
+    }
+    return render(request, "monitoring/reports/report.html", context)
+
+
+def _chips(ask: Ask) -> list[tuple[str, str]]:
+    chosen = ask.chosen
+    chips = []
+    if chosen.department_id is not None:
+        chips.append((ask.policy.tree.path(chosen.department_id), "department"))
+    if chosen.flavour is not None:
+        chips.append((chosen.flavour.name, "flavour"))
+    if chosen.user is not None:
+        chips.append((chosen.user.get_full_name(), "user"))
+    if chosen.site:
+        chips.append((_("Site %(site)s") % {"site": chosen.site}, "site"))
+    return chips
+
+
+@login_required
+@require_safe
+@one_look()
+def report_file(request: HttpRequest, code: str) -> HttpResponse:
+    """``/reports/<kind>/file/?format=people|machines|xlsx|pdf`` with the page's filter."""
+    kind, ask = _ask(request, code)
+    content = content_of(kind, ask, kind.make(ask))
+    name = f"gpu-{kind.code}-{ask.period.first:%Y-%m-%d}-{ask.period.last:%Y-%m-%d}"
+    return file_of(content, request.GET.get("format", "people"), name)
+
+
+@login_required
+@require_POST
+def report_keep(request: HttpRequest, code: str) -> HttpResponse:
+    """POST: keep this report as it is now."""
+    kind, policy = kind_of(code), _policy(request)
+    ask = ask_from(kind, clean_params(request.POST.dict()), policy)
+    run = report_run(acting_user=actor_of(request), kind=kind, ask=ask)
+    messages.success(request, _("Kept as %(ref)s.") % {"ref": run.ref})
+    return HttpResponseRedirect(reverse("monitoring:report-run", args=[run.uid]))
+
+
+@login_required
+@require_POST
+def report_save_view(request: HttpRequest, code: str) -> HttpResponse:
+    """POST: keep the question under a name, shared or sent on request."""
+    kind = kind_of(code)
+    params = clean_params(request.POST.dict())
+    back = f"{reverse('monitoring:report', args=[code])}?{urlencode(params)}"
+    try:
+        report_save(
+            acting_user=actor_of(request),
+            policy=_policy(request),
+            kind=kind,
+            name=request.POST.get("name", ""),
+            params=params,
+            shared=request.POST.get("shared") == "on",
+            every=request.POST.get("every", ""),
+        )
+    except DomainError as error:
+        texts = [str(problem["detail"]) for problem in error.errors] or [str(error.detail)]
+        messages.error(request, " ".join(texts))
+        return HttpResponseRedirect(back)
+    messages.success(request, _("Saved. It stands under Reports."))
+    return HttpResponseRedirect(reverse("monitoring:reports"))
+
+
+@login_required
+@require_POST
+def report_forget_view(request: HttpRequest, uid: UUID) -> HttpResponse:
+    """POST: take a saved question away."""
+    saved = SavedReport.objects.filter(uid=uid, owner=_policy(request).user).first()
+    if saved is None:
+        raise NotFound(code="not_found", detail=_("There is no such report."))
+    report_forget(acting_user=actor_of(request), saved=saved)
+    messages.success(request, _("%(name)s is no longer saved.") % {"name": saved.name})
+    return HttpResponseRedirect(reverse("monitoring:reports"))
+
+
+def run_for(policy: Policy, uid: UUID) -> ReportRun:
+    """The run: its owner's, or of those whose view holds all that is in it. NotFound otherwise."""
+    run = ReportRun.objects.select_related("owner", "saved").filter(uid=uid).first()
+    if run is not None:
+        scope = policy.reads_money
+        inside = scope.everything or (bool(run.departments) and set(run.departments or ()) <= set(scope.ids))
+        only_own = run.owner_id == policy.user.pk and run.departments == []  # nothing but their own leases
+        if inside or only_own:
+            return run
+    raise NotFound(code="not_found", detail=_("There is no such report."))
+
+
+@login_required
+@require_safe
+def report_run_page(request: HttpRequest, uid: UUID) -> HttpResponse:
+    """``/reports/runs/<uid>/``: a report as it was."""
+    run = run_for(_policy(request), uid)
+    content = Content.from_json(run.content)
+    context = {
+        "run": run,
+        "content": content,
+        "tables": [(table, table.total()) for table in content.tables],
+        "parts": [{"label": label, "value": value, "tone": tone} for label, value, tone in content.parts],
+        "again": f"{reverse('monitoring:report', args=[run.kind])}?{urlencode(run.params)}",
+    }
+    return render(request, "monitoring/reports/run.html", context)
+
+
+@login_required
+@require_safe
+def report_run_file(request: HttpRequest, uid: UUID) -> HttpResponse:
+    """The run as a file: the same bytes each time."""
+    run = run_for(_policy(request), uid)
+    name = f"gpu-{run.kind}-{run.ref}"
+    return file_of(Content.from_json(run.content), request.GET.get("format", "people"), name)

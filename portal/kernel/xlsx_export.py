@@ -1,0 +1,177 @@
+"""XLSX files for people: a first sheet that says what the file is, then one formatted sheet per table.
+
+Written row by row (constant memory). Text is never taken for a formula or a link. Totals are formulas over the rows,
+with the value beside them, so that a reader without a calculator sees the same figure. The same input gives the same
+bytes: the only time in the file is the one that is passed in.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import Any, BinaryIO
+
+import xlsxwriter
+from xlsxwriter.utility import xl_col_to_name, xl_rowcol_to_cell
+
+from portal.kernel import tables
+from portal.kernel.tables import COUNT, GPUS, HOURS, MONEY, PERCENT, SECONDS, TEXT, Table
+
+FORMATS = {
+    TEXT: "@",
+    HOURS: "#,##0.00####",
+    MONEY: "#,##0.00####",
+    PERCENT: "0.00",
+    COUNT: "#,##0",
+    GPUS: "#,##0.###",
+    SECONDS: "#,##0",
+}
+WIDTHS = {TEXT: 30, HOURS: 16, MONEY: 18, PERCENT: 10, COUNT: 12, GPUS: 12, SECONDS: 14}
+ROWS_AT_MOST = 1_048_576 - 2
+_ILLEGAL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+_SHEET = re.compile(r"[\[\]:*?/\\]")
+
+
+def xlsx_bytes(
+    *,
+    about: Iterable[tuple[Any, Any]],
+    found: Sequence[Table],
+    made_at: datetime,
+    words: dict[str, str],
+    progress: Callable[[int], None] | None = None,
+) -> bytes:
+    """The file in memory. `words`: "about", "total", "milliseconds" in the reader's language."""
+    target = io.BytesIO()
+    xlsx_write(target, about=about, found=found, made_at=made_at, words=words, progress=progress)
+    return target.getvalue()
+
+
+def xlsx_write(
+    target: BinaryIO,
+    *,
+    about: Iterable[tuple[Any, Any]],
+    found: Sequence[Table],
+    made_at: datetime,
+    words: dict[str, str],
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    """Write the file. ValueError for more rows than a sheet holds."""
+    book = xlsxwriter.Workbook(
+        target,
+        {
+            "constant_memory": True,
+            "strings_to_formulas": False,
+            "strings_to_urls": False,
+            "remove_timezone": True,
+        },
+    )
+    book.set_properties({"created": made_at.replace(tzinfo=None, microsecond=0)})
+    _about(book, about, words["about"])
+    names: set[str] = {words["about"].lower()}
+    for table in found:
+        _sheet(book, table, _free_name(table.title, names), words, progress)
+    book.close()
+
+
+def _free_name(title: str, names: set[str]) -> str:
+    base = _SHEET.sub(" ", title).strip("' ")[:28] or "Table"
+    name, number = base, 2
+    while name.lower() in names:
+        name, number = f"{base} {number}", number + 1
+    names.add(name.lower())
+    return name
+
+
+def text(value: Any) -> str:
+    """A cell's text: without characters that no XML file may hold, and not longer than a cell may be."""
+    return _ILLEGAL.sub("", str(value))[:32_767]
+
+
+def _about(book: Any, about: Iterable[tuple[Any, Any]], title: str) -> None:
+    sheet = book.add_worksheet(title[:31])
+    bold, wrap = book.add_format({"bold": True, "valign": "top"}), book.add_format({"text_wrap": True})
+    sheet.set_column(0, 0, 24)
+    sheet.set_column(1, 1, 100)
+    for row, (label, value) in enumerate(about):
+        sheet.write_string(row, 0, text(label), bold)
+        sheet.write_string(row, 1, text(value), wrap)
+
+
+def _sheet(
+    book: Any, table: Table, name: str, words: dict[str, str], progress: Callable[[int], None] | None
+) -> None:
+    if len(table.rows) > ROWS_AT_MOST:
+        raise ValueError("more rows than a sheet holds")
+    sheet = book.add_worksheet(name)
+    head = book.add_format(
+        {"bold": True, "bg_color": "#EEF1F5", "bottom": 1, "text_wrap": True, "valign": "top"}
+    )
+    formats = {kind: book.add_format({"num_format": code}) for kind, code in FORMATS.items()}
+    totals = {
+        kind: book.add_format({"num_format": code, "bold": True, "top": 1}) for kind, code in FORMATS.items()
+    }
+    heads = tables.people_columns(table, words["milliseconds"])
+    kinds: list[
+        tuple[str, int, bool]
+    ] = []  # kind, column of the table, whether it is the milliseconds of hours
+    for place, shown in enumerate(table.columns):
+        kinds.append((shown.kind, place, False))
+        if shown.kind == HOURS:
+            kinds.append((COUNT, place, True))
+    for place, (kind, _column, _ms) in enumerate(kinds):
+        sheet.set_column(place, place, WIDTHS[kind])
+    for place, label in enumerate(heads):
+        sheet.write_string(0, place, text(label), head)
+    sheet.freeze_panes(1, 1)
+    for number, row in enumerate(table.rows, start=1):
+        for place, (kind, column, is_ms) in enumerate(kinds):
+            _cell(sheet, number, place, row[column], kind, is_ms, formats[kind])
+        if progress is not None and number % 5000 == 0:
+            progress(number)
+    last = len(table.rows)
+    if last:
+        sheet.autofilter(0, 0, last, len(kinds) - 1)
+        _totals(sheet, table, kinds, last, totals, words["total"])
+
+
+def _cell(sheet: Any, row: int, place: int, value: Any, kind: str, is_ms: bool, fmt: Any) -> None:
+    if value is None:
+        return
+    if is_ms or kind in (COUNT, SECONDS):
+        sheet.write_number(row, place, value, fmt)
+    elif kind == TEXT:
+        sheet.write_string(row, place, text(value), fmt)
+    else:
+        sheet.write_number(row, place, float(tables.plain(value, kind)), fmt)
+
+
+def _totals(
+    sheet: Any,
+    table: Table,
+    kinds: list[tuple[str, int, bool]],
+    last: int,
+    formats: dict[str, Any],
+    word: str,
+) -> None:
+    """Sums as formulas: hours from the sum of their milliseconds, money rounded to the micro unit it is exact to."""
+    row = last + 1
+    total = table.total()
+    for place, (kind, column, is_ms) in enumerate(kinds):
+        value = total[column]
+        if value is None:
+            if place == 0:
+                sheet.write_string(row, place, text(word), formats[TEXT])
+            continue
+        cells = f"{xl_rowcol_to_cell(1, place)}:{xl_rowcol_to_cell(last, place)}"
+        if is_ms or kind == COUNT:
+            sheet.write_formula(row, place, f"=SUM({cells})", formats[kind], value)
+        elif kind == HOURS:
+            ms = f"{xl_col_to_name(place + 1)}{row + 1}"
+            shown = float(tables.plain(value, HOURS))
+            sheet.write_formula(row, place, f"=ROUND({ms}/3600000,6)", formats[kind], shown)
+        else:
+            sheet.write_formula(
+                row, place, f"=ROUND(SUM({cells}),6)", formats[kind], float(tables.plain(value, kind))
+            )

@@ -1,0 +1,259 @@
+"""The hand-computed month (see story.py): every figure, on the page, in files and in the API, by hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+from datetime import date, timedelta
+from decimal import Decimal
+
+import openpyxl
+import pytest
+from django.db.models import Sum
+from django.test import Client
+from django.urls import reverse
+
+from monitoring.models import CardDay, ReportRun, UseDay
+from monitoring.selectors.reports.base import Answer, ask_from
+from monitoring.selectors.reports.kinds import KINDS
+from monitoring.services.card_states import card_states_sweep
+from monitoring.services.day_sums import days_sum
+from portal.accounts.policy import policy_of
+from portal.kernel.clock import set_clock
+from portal.ops.actor import SYSTEM
+from quotas.models import LedgerEntry
+from quotas.services.months import correction_book
+from tests.monitoring.reports.story import H, Story, tell
+from tests.quotas.money.build import at, person
+
+pytestmark = pytest.mark.django_db
+NOW = at("2026-06-03T09:00")
+
+
+@pytest.fixture
+def story() -> Story:
+    return tell()
+
+
+def answer(kind: str, reader: object, **params: str) -> Answer:
+    with set_clock(NOW):
+        found = KINDS[kind]
+        return found.make(ask_from(found, {"period": "2026-05", **params}, policy_of(reader)))
+
+
+def test_the_months_hours_by_hand(story: Story) -> None:
+    sums = CardDay.objects.filter(local_day__range=(date(2026, 5, 1), date(2026, 5, 31))).aggregate(
+        *(Sum(f"{name}_ms") for name in ("installed", "down", "maintenance", "allocated", "stranded"))
+    )
+    assert sums == {
+        "installed_ms__sum": 2 * 31 * 24 * H,
+        "down_ms__sum": 24 * H,
+        "maintenance_ms__sum": 2 * 12 * H,
+        "allocated_ms__sum": (60 + 6 + 2) * H,
+        "stranded_ms__sum": 0,
+    }
+    fin = person("fin", ("finance", None))
+    found = answer("utilization", fin)
+    rows = {row[0]: row[1:] for row in found.tables[0].rows}
+    # allocated, effective, idle, idle share, unknown, cost, idle cost, before
+    assert rows["Vision"] == [66 * H, 48 * H, 18 * H, 2727, 30 * H, 672_000_000, 180_000_000, 0]
+    assert rows["Search"] == [2 * H, 2 * H, 0, 0, 2 * H, 24_000_000, 0, 0]
+    assert found.tables[0].total()[1] == 68 * H
+    assert [part.value for part in found.parts] == [
+        50 * H,
+        18 * H,
+        (1488 - 68 - 24 - 24) * H,
+        0,
+        24 * H,
+        24 * H,
+    ]
+    assert found.whole == 1488 * H
+    assert found.covered == (36 * H, 68 * H)
+
+
+def test_days_sum_to_months_and_departments_to_the_pool(story: Story) -> None:
+    fin = person("fin", ("finance", None))
+    whole = answer("utilization", fin).tables[0].total()
+    for by in ("flavour", "user", "site", "cost_code", "path", "node", "lease"):
+        assert answer("utilization", fin, by=by).tables[0].total()[1:8] == whole[1:8]
+    days = [
+        answer("utilization", fin, period="days", **{"from": day, "to": day}).tables[0].total()
+        for day in (f"2026-05-{n:02d}" for n in range(1, 32))
+    ]
+    for place in (1, 2, 3, 5, 6, 7):
+        assert sum(day[place] for day in days) == whole[place]
+    vision, search = (
+        answer("utilization", person(f"lead-{d.code}", ("lead", d))).tables[0].total()
+        for d in (story.w.vision, story.w.search)
+    )
+    for place in (1, 2, 3, 5, 6, 7):
+        assert vision[place] + search[place] == whole[place]
+    assert (
+        whole[6]
+        == LedgerEntry.objects.filter(local_day__lt=date(2026, 6, 1)).aggregate(m=Sum("amount_micro"))["m"]
+    )
+
+
+def test_page_csv_xlsx_pdf_and_api_have_the_same_totals(story: Story) -> None:
+    client = Client()
+    client.force_login(person("fin", ("finance", None)))
+    client.cookies["django_language"] = "en"
+    with set_clock(NOW):
+        query = "?period=2026-05"
+        page = client.get(reverse("monitoring:report", args=["utilization"]) + query)
+        base = reverse("monitoring:report-file", args=["utilization"]) + query
+        files = {form: client.get(f"{base}&format={form}") for form in ("people", "machines", "xlsx", "pdf")}
+        api = client.get(f"/api/v1/reports/utilization/{query}").json()
+    text = page.content.decode()
+    assert page.status_code == 200
+    assert 'title="68.000">68.0' in text
+    assert 'title="696.00">¥696.00' in text
+    table = api["tables"][0]
+    total = dict(zip(table["columns"], table["total"], strict=True))
+    assert (total["allocated_gpu_ms"], total["cost_micro"], total["idle_cost_micro"]) == (
+        68 * H,
+        696_000_000,
+        180_000_000,
+    )
+    rows = list(csv.DictReader(io.StringIO(files["machines"].content.decode())))
+    assert sum(int(row["allocated_gpu_ms"]) for row in rows) == 68 * H
+    assert sum(int(row["cost_micro"]) for row in rows) == 696_000_000
+    people = files["people"].content.decode("utf-8-sig").splitlines()
+    last = dict(zip(next(csv.reader([people[-4]])), next(csv.reader([people[-1]])), strict=True))
+    assert (last["Allocated"], last["Allocated (GPU-milliseconds)"], last["Cost"]) == (
+        "68.000000", str(68 * H), "696.000000",
+    )  # fmt: skip
+    for formulas in (False, True):
+        book = openpyxl.load_workbook(io.BytesIO(files["xlsx"].content), data_only=not formulas)
+        sheet = book["Utilization"]
+        heads = [cell.value for cell in sheet[1]]
+        bottom = dict(zip(heads, [cell.value for cell in sheet[sheet.max_row]], strict=True))
+        if formulas:
+            assert bottom["Cost"] == "=ROUND(SUM(K2:K3),6)"
+            assert bottom["Allocated (GPU-milliseconds)"] == "=SUM(C2:C3)"
+        else:
+            assert (bottom["Allocated"], bottom["Allocated (GPU-milliseconds)"], bottom["Cost"]) == (
+                68,
+                68 * H,
+                696,
+            )
+        assert sheet.freeze_panes == "B2"
+    about = {row[0].value: row[1].value for row in book["About"].iter_rows(min_row=1, max_row=10)}
+    assert about["Billing time zone"] == "Asia/Shanghai"
+    assert files["pdf"].content[:5] == b"%PDF-"
+
+
+def test_a_kept_run_gives_the_same_bytes_after_the_books_went_on(story: Story) -> None:
+    client = Client()
+    client.force_login(person("fin", ("finance", None)))
+    with set_clock(NOW):
+        client.post(reverse("monitoring:report-keep", args=["chargeback"]), {"period": "2026-05"})
+    run = ReportRun.objects.get()
+    address = reverse("monitoring:report-run-file", args=[run.uid])
+    forms = ("people", "machines", "xlsx", "pdf")
+    with set_clock(NOW):
+        first = {form: client.get(f"{address}?format={form}").content for form in forms}
+    story.w.vision.name = "Renamed"
+    story.w.vision.save()
+    with set_clock(NOW + timedelta(days=40)):
+        line = LedgerEntry.objects.order_by("id").first()
+        correction_book(acting_user=SYSTEM, entry_uid=line.uid, gpu_ms=0, amount_micro=-1_000_000, reason="x")
+        later = {form: client.get(f"{address}?format={form}").content for form in forms}
+        now_rows = answer("chargeback", person("fin2", ("finance", None))).tables[0].total()
+    assert later == first
+    assert b"Vision" in first["machines"] and b"Renamed" not in later["machines"]
+    assert now_rows[4] == 695_000_000
+    assert run.content["tables"][0]["rows"][0][4] == 672_000_000
+
+
+def test_chargeback_tells_corrections_apart_in_the_books_they_stand_in(story: Story) -> None:
+    with set_clock(NOW):
+        line = LedgerEntry.objects.order_by("id").first()
+        correction_book(
+            acting_user=SYSTEM,
+            entry_uid=line.uid,
+            gpu_ms=-H,
+            amount_micro=-10_000_000,
+            reason="card was broken",
+        )
+    fin = person("fin", ("finance", None))
+    rows = {row[0]: row[1:] for row in answer("chargeback", fin).tables[0].rows}
+    assert rows["Vision"][:4] == [65 * H, 672_000_000, -10_000_000, 662_000_000]
+    # the day's sums follow the ledger: cost with the correction, hours as held
+    with set_clock(NOW + timedelta(minutes=10)):
+        days_sum(limit=100)
+    total = answer("utilization", fin).tables[0].total()
+    assert (total[1], total[6]) == (68 * H, 686_000_000)
+
+
+def test_readers_see_their_departments_and_nothing_else(story: Story) -> None:
+    lead = person("lead", ("lead", story.w.search))
+    found = answer("utilization", lead)
+    assert [row[0] for row in found.tables[0].rows] == ["Search"]
+    assert found.parts == [] and len(found.tables) == 1
+    alien = person("alien", ("researcher", story.w.search))
+    assert answer("utilization", alien).tables[0].rows == []
+    assert [row[1] for row in answer("utilization", story.w.user).tables[0].rows] == [66 * H, 2 * H]
+    client = Client()
+    client.force_login(lead)
+    with set_clock(NOW):
+        assert client.get(reverse("monitoring:report", args=["inventory"])).status_code == 403
+        address = reverse("monitoring:report", args=["utilization"])
+        assert client.get(f"{address}?department={story.w.vision.uid}").status_code == 404
+        assert client.get(f"{address}?colour=red").status_code == 400
+        assert client.get(f"{address}?period=2026-13").status_code == 400
+        assert client.get(f"{address}?period=days&from=2026-05-02&to=2026-05-01").status_code == 400
+        client.post(reverse("monitoring:report-keep", args=["utilization"]), {"period": "2026-05"})
+    run = ReportRun.objects.get()
+    assert run.departments == [story.w.search.pk]
+    for other, status in (
+        (alien, 404),
+        (person("v", ("lead", story.w.vision)), 404),
+        (person("a", ("auditor", None)), 200),
+    ):
+        client.force_login(other)
+        assert client.get(reverse("monitoring:report-run", args=[run.uid])).status_code == status
+
+
+def test_a_year_of_a_department_with_nothing_says_so(story: Story) -> None:
+    client = Client()
+    client.force_login(person("fin", ("finance", None)))
+    client.cookies["django_language"] = "en"
+    with set_clock(NOW):
+        for kind in KINDS:
+            address = reverse("monitoring:report", args=[kind])
+            page = client.get(f"{address}?period=days&from=2024-02-29&to=2025-02-28")
+            assert page.status_code == 200
+    assert UseDay.objects.filter(local_day__lt=date(2026, 5, 1)).count() == 0
+
+
+def test_summing_a_day_again_changes_nothing_and_a_gone_card_stops_counting(story: Story) -> None:
+    before = list(
+        UseDay.objects.order_by("local_day", "span").values_list(
+            "local_day", "span", "idle_ms", "amount_micro"
+        )
+    )
+    story.second.condition = "retired"
+    story.second.condition_since = at("2026-06-02T12:00")
+    story.second.save()
+    with set_clock(NOW):
+        assert card_states_sweep() == 1
+        assert days_sum(limit=100) == 3
+    after = list(
+        UseDay.objects.order_by("local_day", "span").values_list(
+            "local_day", "span", "idle_ms", "amount_micro"
+        )
+    )
+    assert after == before
+    assert CardDay.objects.get(local_day=date(2026, 6, 2), gpu=story.second).installed_ms == 12 * H
+    assert not CardDay.objects.filter(local_day=date(2026, 6, 3), gpu=story.second).exists()
+
+
+def test_decimals_of_files_are_exact() -> None:
+    from portal.kernel import tables
+
+    assert tables.plain(1, tables.MONEY) == Decimal("0.000001")
+    assert tables.plain(-3_600_000, tables.HOURS) == Decimal("-1.000000")
+    assert tables.share(1, 3) == 3333
+    assert tables.share(2, 3) == 6667
+    assert tables.share(1, 0) is None
