@@ -189,6 +189,9 @@ CELERY_BEAT_SCHEDULE = {
     "sweep-queue": {"task": "quotas.sweep_queue", "schedule": 30.0},
     "accrue-ledger": {"task": "quotas.accrue_ledger", "schedule": 300.0},
     "reconcile": {"task": "quotas.reconcile", "schedule": 3600.0},
+    "day-sums": {"task": "monitoring.day_sums", "schedule": 600.0},
+    "send-reports": {"task": "monitoring.send_reports", "schedule": 300.0},
+    "watch-budgets": {"task": "quotas.watch_budgets", "schedule": 600.0},
     "rollup": {"task": "monitoring.rollup", "schedule": 60.0},
     "partitions": {"task": "monitoring.partitions", "schedule": 3600.0},
 }
