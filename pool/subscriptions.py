@@ -36,6 +36,7 @@ for topic in (
     "quotas.limits_changed",
     "pool.allocation_ended",
     "pool.capacity_changed",
+    "pool.policy_published",
 ):
     subscribe(topic, "pool.subscriptions.plan_soon")
 subscribe("quotas.let_go", "pool.subscriptions.let_go")

@@ -14,6 +14,8 @@ from pool.services.ladder import checkpoint_reported
 from pool.services.layouts import layouts_settle
 from pool.services.maintenance import windows_sweep
 from pool.services.node_watch import nodes_sweep
+from pool.services.policies import policy_preview
+from pool.services.snapshot_store import snapshots_tidy
 from pool.services.surplus import surplus_settle
 from portal.kernel.clock import now
 from portal.kernel.locks import try_advisory_lock
@@ -73,3 +75,15 @@ def reconcile_execution() -> None:
         if got:
             execution_reconcile()
             hooks_repeat(now())
+
+
+@shared_task(name="pool.preview_policy", queue="reports", ignore_result=True)
+def preview_policy(policy_id: int) -> None:
+    """Decide the last stored decisions again under a draft of the policy."""
+    policy_preview(policy_id=policy_id)
+
+
+@shared_task(name="pool.tidy_decisions", queue="reports", ignore_result=True)
+def tidy_decisions() -> None:
+    """Snapshots of decisions past their retention go."""
+    snapshots_tidy()

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from django.urls import path
 
-from pool.web import agent_views, reclaim_urls, views_datasets, views_leases, views_nodes, views_what_if
+from pool.web import (
+    agent_views,
+    decision_urls,
+    reclaim_urls,
+    views_datasets,
+    views_leases,
+    views_nodes,
+    views_what_if,
+)
 
 app_name = "pool"
 urlpatterns = [
@@ -32,3 +40,4 @@ urlpatterns = [
 ]
 urlpatterns += agent_views.urlpatterns
 urlpatterns += reclaim_urls.urlpatterns
+urlpatterns += decision_urls.urlpatterns

@@ -185,8 +185,9 @@ class PlannerMemory:
         self.entries = None
 
     def _update(self, changed: dict[str, set[int]]) -> None:
-        if changed.keys() & {"kept", "mode", "policy"}:
-            self._freed(next(iter(changed.keys() & {"kept", "mode", "policy"})))
+        for kind in ("mode", "policy"):
+            if kind in changed:
+                self._freed(kind)
         if "place" in changed:
             self._nodes(None)
         elif changed.keys() & {"node", "gpu"}:
@@ -209,7 +210,7 @@ class PlannerMemory:
         before = self.taking
         modes = changed.keys() & {"mode", "tree"} or everything
         self.taking = Taking.read(None if modes else before.modes)
-        if self.taking.kept != before.kept:
+        if set(before.kept) - set(self.taking.kept):
             self._freed("kept")
         if everything or self.taking.closed != before.closed or changed.keys() & {"node", "gpu", "place"}:
             self._serve()
@@ -298,10 +299,9 @@ class PlannerMemory:
 
 def _gives_way(before: model.Running, after: model.Running) -> bool:
     """Whether a change of what runs can let another start, or start at another time than was planned."""
-    return (before.members, before.ends_at, before.ending, before.interruptible, before.priority) != (
+    return (before.members, before.ends_at, before.interruptible, before.priority) != (
         after.members,
         after.ends_at,
-        after.ending,
         after.interruptible,
         after.priority,
     )

@@ -153,3 +153,30 @@ def rule_words(code: str) -> str:
 def withdrawn_words(code: str) -> str:
     """Why a reclaim case was withdrawn, in words."""
     return ladder_words.withdrawn_words(str(code))
+
+
+@register.filter
+def op_words(op: str) -> str:
+    """A step of a decision, as the beginning of its line."""
+    table = {
+        "place": pgettext("decision", "Start"),
+        "reserve": pgettext("decision", "Promise to"),
+        "evict": pgettext("decision", "Take back"),
+        "keep": pgettext("decision", "Keep places for"),
+        "move": pgettext("decision", "Move"),
+        "layout": pgettext("decision", "Split a card anew for"),
+    }
+    return table.get(op, op)
+
+
+@register.filter
+def step_words(step: str) -> str:
+    """What a cycle spent its time on."""
+    table = {
+        "read": _("Reading what changed"),
+        "decide": _("Deciding"),
+        "keep": _("Keeping what it saw"),
+        "apply": _("Carrying it out"),
+        "write": _("Writing why others wait"),
+    }
+    return table.get(step, step)

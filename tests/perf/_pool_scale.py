@@ -143,7 +143,8 @@ def request_row(scale: Scale, code: str, number: int, at: datetime, **values: An
         **{
             "state": "queued", "queued_at": at, "submitted_at": at, "state_since": at,
             "duration_s": 3600 * scale.rng.choice([1, 2, 4, 8, 24, 72]), "command": "python train.py",
-            "run_kind": "command", "priority": scale.rng.choice([50, 50, 50, 60, 70]),
+            "run_kind": "command",
+            "priority": 60 if values.get("state") == "allocated" or scale.rng.random() < 0.02 else 50,
             "interruptible": scale.rng.random() < 0.8, **values,
         },
     )  # fmt: skip
