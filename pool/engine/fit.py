@@ -66,7 +66,11 @@ def node_refusal(node: Node, request: Request) -> str | None:
         return node.blocked
     if request.within and node.domain[: len(request.within)] != request.within:
         return "outside_domain"
-    if request.domain_required and request.nodes > 1 and len(node.domain) < request.domain_required:
+    if (
+        request.domain_required
+        and request.nodes > 1
+        and not any(node.domain[request.domain_required - 1 :][:1])
+    ):
         return "domain_unknown"
     if request.fabric and not any(
         fabric.kind == request.fabric and fabric.gbps >= request.min_fabric_gbps for fabric in node.fabrics

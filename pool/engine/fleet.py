@@ -61,6 +61,16 @@ class Fleet:
         self.groups: dict[Hashable, Ints] = {}
         self.offsets: dict[Hashable, Floats] = {}
         """What nodes cost requests of one sort beside the loss of room; kept by ``placement``."""
+        self.headroom: list[float] = [
+            float("inf") if node.power_headroom_mw is None else float(node.power_headroom_mw)
+            for node in self.nodes
+        ]
+        """Milliwatts that each node may still draw."""
+        self.power_limited = any(node.power_headroom_mw is not None for node in self.nodes)
+        self.card_power: Floats = np.array(
+            [max((gpu.power_mw for gpu in node.gpus), default=0) for node in self.nodes], dtype=float
+        )
+        """Milliwatts that a card of each node may draw; 0 = not known."""
         self.capacities: dict[Hashable, Ints] = {}
         """Places for requests of one sort by node; kept by ``placement``."""
         self._eligible: dict[Hashable, Bools] = {}

@@ -90,7 +90,8 @@ def island(kind: str, min_gbps: int, node: Node) -> Hashable | None:
 
 def domain(depth: int, node: Node) -> Hashable | None:
     """The place of a node down to a depth below its cluster, or None where less is known of it."""
-    return (*cluster(node), *node.domain[:depth]) if len(node.domain) >= depth else None
+    known = len(node.domain) >= depth and node.domain[depth - 1]
+    return (*cluster(node), *node.domain[:depth]) if known else None
 
 
 def cluster(node: Node) -> tuple[str, int]:

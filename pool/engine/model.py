@@ -54,7 +54,8 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A card. ``blocked`` is the reason code why nothing new may be placed on it, or None."""
+    """A card. ``blocked`` is the reason code why nothing new may be placed on it, or None; ``power_mw`` what it
+    may draw, 0 = not known."""
 
     id: int
     index: int
@@ -64,6 +65,7 @@ class Gpu:
     mig: bool = False
     slices: tuple[Slice, ...] = ()
     link_group: int = 0
+    power_mw: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +86,9 @@ class Node:
     """A server. ``cpu_milli`` and ``memory_mib`` None = not known, taken as ample.
 
     ``domain``: its place below the cluster from coarse to fine (row, rack, switch); a domain is its whole
-    path. ``datasets``: codes of the data sets that lie or are cached here. ``power_headroom_mw`` None = not
-    limited.
+    path. ``datasets``: codes of the data sets that lie or are cached here. ``power_headroom_mw``: what may be
+    drawn beyond what is drawn now, None = not limited. ``caution``: its health is in some doubt (a late sign of
+    life, errors that healed), so it is used last.
     """
 
     id: int
@@ -105,6 +108,7 @@ class Node:
     storage: frozenset[str] = frozenset()
     datasets: frozenset[str] = frozenset()
     power_headroom_mw: int | None = None
+    caution: bool = False
     closed: tuple[tuple[int, int], ...] = ()
     """Maintenance to come: [from, to) in which nothing may run here, in order of time. Work that would still run
     at the beginning of one is not placed; what ends before it may fill the time up to it."""

@@ -26,6 +26,9 @@ NO_DATA = 20 * UNIT
 SAME_NODE = 60 * UNIT
 """Cost of a node on which another replica of the same service stands: one node's loss should not take both."""
 OVER_POWER = 200 * UNIT
+"""Cost of a node that may not draw what the request's cards may draw."""
+IN_DOUBT = 100 * UNIT
+"""Cost of a node whose health is in doubt."""
 GPU_NODE_FOR_CPU = 1000 * UNIT
 """Cost of work without a GPU on a node that has some, where nodes kept for such work have room."""
 SCARCITY_CAP = 5.0
@@ -64,6 +67,9 @@ def find_among(
     best: tuple[float, list[int], Need, Costs] | None = None
     for costs, group in _works(state, request, needs):
         cost = costs.over(kinds) + offset
+        if state.fleet.power_limited:
+            draw = state.fleet.card_power * (group[0].milli * request.per_node / 1000)
+            cost += np.where(np.array(state.headroom) < draw, float(OVER_POWER), 0.0)
         if pressed is not None:
             amount = group[0].milli * request.per_node
             cost += np.array([amount * rate for rate in pressed]).take(state.fleet.flavour_of_node)
@@ -136,6 +142,8 @@ def _offset(state: PoolState, request: Request) -> Floats:
     found = fleet.offsets.get(key)
     if found is None:
         found = np.where(fleet.eligible(request), 0.0, _INF)
+        if any(node.caution for node in fleet.nodes):
+            found += [float(IN_DOUBT) if node.caution else 0.0 for node in fleet.nodes]
         if request.shape == "cpu" and any(node.cpu_only for node in fleet.nodes):
             found += [0.0 if node.cpu_only else GPU_NODE_FOR_CPU for node in fleet.nodes]
         if request.datasets:

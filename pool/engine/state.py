@@ -153,6 +153,8 @@ class PoolState:
         self._mix, self._scorer = mix, scorer
         self.cpu: list[int] = [_known(node.cpu_milli) for node in fleet.nodes]
         self.memory: list[int] = [_known(node.memory_mib) for node in fleet.nodes]
+        self.headroom: list[float] = list(fleet.headroom)
+        """Milliwatts that each node may still draw; what held places from the beginning draws already."""
         count = len(fleet.cards)
         self.held: list[tuple[Take, ...]] = [_FREE_CARD] * count
         self.free: list[Spans] = [ALL] * count
@@ -169,6 +171,7 @@ class PoolState:
         self._views: dict[tuple[int, ...], View] = {}
         for member in members:
             self.take(member, lenient=True)
+        self.headroom = list(fleet.headroom)
         self._undo.clear()
 
     def fresh(self, members: Iterable[Member]) -> PoolState:
@@ -325,8 +328,7 @@ class PoolState:
             if entry[0] == "card":
                 self._put_card(*entry[1:])
             elif entry[0] == "host":
-                _, row, cpu, memory = entry
-                self.cpu[row], self.memory[row] = cpu, memory
+                _, row, self.cpu[row], self.memory[row], self.headroom[row] = entry
                 self._touch(row)
             else:
                 self.holds, self.host_slack = entry[1], entry[2]
@@ -337,7 +339,10 @@ class PoolState:
         if row is None:
             return
         cpu, memory = self.cpu[row], self.memory[row]
-        self._undo.append(("host", row, cpu, memory))
+        self._undo.append(("host", row, cpu, memory, self.headroom[row]))
+        if self.fleet.power_limited:
+            milli = sum(take.charge_milli for take in member.takes)
+            self.headroom[row] += sign * milli / 1000 * float(self.fleet.card_power[row])
         if cpu < AMPLE:
             self.cpu[row] = cpu + sign * member.cpu_milli
         if memory < AMPLE:

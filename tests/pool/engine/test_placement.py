@@ -151,6 +151,8 @@ def may_share(one: Node, other: Node, request: Request) -> bool:
     if one.site != other.site:
         return False
     depth = request.domain_required
+    if depth and not (one.domain[depth - 1] and other.domain[depth - 1]):
+        return False
     if depth and (one.cluster_id, one.domain[:depth]) != (other.cluster_id, other.domain[:depth]):
         return False
     if request.fabric:
@@ -374,6 +376,11 @@ class TestGangs:
         together = [*nodes, node(4, domain=("a",))]
         assert nodes_of(place(PoolState(together), ask(1, 8, nodes=2, domain_required=1))) == [1, 4]
 
+    def test_a_level_that_nothing_is_known_of_joins_nobody(self) -> None:
+        nodes = [node(1, domain=("a", "")), node(2, domain=("a", ""))]
+        assert place(PoolState(nodes), ask(1, 8, nodes=2, domain_required=2)) is None
+        assert nodes_of(place(PoolState(nodes), ask(1, 8, nodes=2, domain_required=1))) == [1, 2]
+
     def test_domains_of_two_clusters_with_the_same_name_are_two(self) -> None:
         nodes = [node(1, domain=("a",), cluster_id=1), node(2, domain=("a",), cluster_id=2)]
         assert place(PoolState(nodes), ask(1, 8, nodes=2, domain_required=1)) is None
@@ -463,6 +470,30 @@ class TestNodes:
         busy = [held(200 + index) for index in range(8)]
         assert nodes_of(place(PoolState(nodes, busy), ask(1, 2, datasets=("imagenet",)))) == [1]
         assert place(PoolState(nodes, busy), ask(1, 2, datasets=("imagenet",), stage_datasets=False)) is None
+
+    def test_nodes_in_doubt_are_used_last(self) -> None:
+        nodes = [node(1, 2, caution=True), node(2, 8)]
+        assert nodes_of(place(PoolState(nodes), ask(1, 2))) == [2]
+        assert nodes_of(place(PoolState(nodes, [held(200 + index) for index in range(8)]), ask(1, 2))) == [1]
+
+    def test_power_is_kept_where_it_can_be(self) -> None:
+        """Node 1 would be filled better but may draw one card's power only; it is used when nothing else is
+        left."""
+        card = {"power_mw": 400_000}
+        nodes = [node(1, 2, card=card, power_headroom_mw=500_000), node(2, 8, card=card)]
+        state = PoolState(nodes)
+        assert nodes_of(place(state, ask(1, 2))) == [2]
+        assert nodes_of(place(state, ask(1, 1))) == [1]
+        token = state.mark()
+        for member in place(state, ask(1, 1)) or ():
+            state.take(member)
+        assert (state.headroom[0], nodes_of(place(state, ask(2, 1)))) == (100_000, [2])
+        state.rollback(token)
+        assert (state.headroom[0], nodes_of(place(state, ask(2, 1)))) == (500_000, [1])
+        full = PoolState(nodes, [held(200 + index) for index in range(8)])
+        assert nodes_of(place(full, ask(1, 2))) == [1]
+        # What runs already draws its power: it is not counted again.
+        assert PoolState(nodes, [held(100)]).headroom[0] == 500_000
 
     def test_storage_is_required(self) -> None:
         nodes = [node(1), node(2, storage=frozenset({"nvme"}))]
