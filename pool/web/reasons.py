@@ -223,6 +223,29 @@ def _simple(code: str, f: Figures) -> Why:
             % {"need": f.get("need_nodes", 0), "best": f.get("best_in_one_site", 0)},
             _("Fewer nodes, or waiting for a release."),
         ),
+        "split_over_domains": (
+            _("Its nodes must be close together: it needs %(need)s, the best place has %(best)s free.")
+            % {"need": f.get("need_nodes", 0), "best": f.get("best_together", 0)},
+            _("Fewer nodes, a wider area, or waiting for a release."),
+        ),
+        "split_over_fabrics": (
+            _(
+                "Its nodes must share one network: it needs %(need)s, the best network joins %(best)s that are free."
+            )
+            % {"need": f.get("need_nodes", 0), "best": f.get("best_together", 0)},
+            _("Fewer nodes, another network, or waiting for a release."),
+        ),
+        "fabric_absent": (_("No node has the network that it asks for."), _("Another network, or none.")),
+        "storage_absent": (_("No node has the storage that it asks for."), _("Another kind of storage.")),
+        "dataset_absent": (
+            _("No node has all its data sets, and they may not be copied."),
+            _("Allowing the data to be copied first."),
+        ),
+        "outside_domain": (_("The place that it names has no such GPUs."), _("A wider area.")),
+        "domain_unknown": (
+            _("It is not known which of these nodes are close together."),
+            _("A wider area, or the administrator's record of the places."),
+        ),
         "refused_on_apply": (
             _("Its place was taken while it was being placed; the next plan looks again."),
             "",
