@@ -8,6 +8,7 @@ from portal.kernel.clock import now
 from portal.ops.services import task_run
 from quotas.engine.billing import month_bounds
 from quotas.selectors.billing_time import billing_zone, month_of, previous_month
+from quotas.services.budgets import budgets_watch
 from quotas.services.ledger import ledger_accrue, ledger_sums_merge
 from quotas.services.reconcile import reconcile
 
@@ -34,3 +35,10 @@ def reconcile_books() -> None:
         before = previous_month(month_of(now()))
         since = None if local.hour == NIGHT else month_bounds(before.year, before.month, billing_zone())[0]
         facts.update(reconcile(since=since).as_facts())
+
+
+@shared_task(name="quotas.watch_budgets", queue="reports", ignore_result=True)
+def watch_budgets() -> None:
+    """Warn of thresholds that budgets have reached."""
+    with task_run("quotas.watch_budgets") as facts:
+        facts["notices"] = budgets_watch()

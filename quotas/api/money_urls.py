@@ -6,12 +6,14 @@ from typing import Any
 
 from django.urls import path
 
+from quotas.api.budget_views import BudgetViewSet
 from quotas.api.money_views import LedgerViewSet, MonthViewSet, PriceViewSet
 
 router_entries: list[tuple[str, Any, str]] = [
     ("prices", PriceViewSet, "price"),
     ("ledger", LedgerViewSet, "ledger"),
     ("months", MonthViewSet, "month"),
+    ("budgets", BudgetViewSet, "budget"),
 ]
 urlpatterns_v1: list[Any] = [
     path("ledger/<uuid:uid>/corrections/", LedgerViewSet.as_view({"post": "correct"}), name="ledger-correct"),

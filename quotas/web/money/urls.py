@@ -6,7 +6,7 @@ from typing import Any
 
 from django.urls import path
 
-from quotas.web.money import close, home, ledger, month, prices
+from quotas.web.money import budgets, close, home, ledger, month, prices
 
 urlpatterns: list[Any] = [
     path("finance/", home.finance_home, name="finance-home"),
@@ -16,6 +16,8 @@ urlpatterns: list[Any] = [
     path("ledger/", ledger.ledger, name="ledger"),
     path("ledger/file/", ledger.ledger_file, name="ledger-file"),
     path("ledger/<uuid:uid>/", ledger.entry, name="ledger-entry"),
+    path("budgets/", budgets.budgets, name="budgets"),
+    path("budgets/<uuid:uid>/end/", budgets.budget_end_view, name="budget-end"),
     path("prices/", prices.prices, name="prices"),
     path("prices/file/", prices.prices_file, name="prices-file"),
 ]
