@@ -15,8 +15,8 @@ from rest_framework.response import Response
 from monitoring.models import ReportRun
 from monitoring.selectors.reports.base import PARAMS, Answer, Ask, Kind, ask_from
 from monitoring.selectors.reports.kinds import KINDS, kind_of
+from monitoring.selectors.reports.runs import run_for
 from monitoring.services.report_runs import clean_params, may_read, report_run
-from monitoring.web.views_reports import run_for
 from portal.accounts.api.base import ApiViewSet
 from portal.kernel.errors import Invalid
 from portal.kernel.tables import machine_columns

@@ -21,7 +21,9 @@ from monitoring.selectors.reports.base import GROUP_WORDS, Ask, Kind, ask_from
 from monitoring.selectors.reports.frozen import Content, content_of, coverage_text, filter_text, period_text
 from monitoring.selectors.reports.kinds import KINDS, kind_of
 from monitoring.selectors.reports.period import DAYS
+from monitoring.selectors.reports.runs import run_for
 from monitoring.services.report_runs import clean_params, may_read, report_forget, report_run, report_save
+from monitoring.web.report_figures import part_rows
 from monitoring.web.report_files import file_of
 from portal.accounts.policy import Policy
 from portal.kernel.errors import DomainError, Invalid, NotFound
@@ -103,7 +105,7 @@ def report(request: HttpRequest, code: str) -> HttpResponse:
         "months": books.months,
         "spans": [(code_, _("last %(n)s days") % {"n": n}) for code_, n in DAYS.items()],
         "chips": _chips(ask),
-        "parts": [{"label": p.label, "value": p.value, "tone": p.tone} for p in answer.parts],
+        "parts": part_rows(content.parts),
         "zone": billing_zone().key,
         "every": [(value, label) for value, label in SavedReport.Every.choices],
         "may_share": bool(ask.policy.reads_money),
@@ -186,18 +188,6 @@ def report_forget_view(request: HttpRequest, uid: UUID) -> HttpResponse:
     return HttpResponseRedirect(reverse("monitoring:reports"))
 
 
-def run_for(policy: Policy, uid: UUID) -> ReportRun:
-    """The run: its owner's, or of those whose view holds all that is in it. NotFound otherwise."""
-    run = ReportRun.objects.select_related("owner", "saved").filter(uid=uid).first()
-    if run is not None:
-        scope = policy.reads_money
-        inside = scope.everything or (bool(run.departments) and set(run.departments or ()) <= set(scope.ids))
-        only_own = run.owner_id == policy.user.pk and run.departments == []  # nothing but their own leases
-        if inside or only_own:
-            return run
-    raise NotFound(code="not_found", detail=_("There is no such report."))
-
-
 @login_required
 @require_safe
 def report_run_page(request: HttpRequest, uid: UUID) -> HttpResponse:
@@ -208,7 +198,7 @@ def report_run_page(request: HttpRequest, uid: UUID) -> HttpResponse:
         "run": run,
         "content": content,
         "tables": [(table, table.total()) for table in content.tables],
-        "parts": [{"label": label, "value": value, "tone": tone} for label, value, tone in content.parts],
+        "parts": part_rows(content.parts),
         "again": f"{reverse('monitoring:report', args=[run.kind])}?{urlencode(run.params)}",
     }
     return render(request, "monitoring/reports/run.html", context)

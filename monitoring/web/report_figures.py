@@ -1,0 +1,45 @@
+"""How the raw values of a report's columns read, and the parts of the pool as a bar takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from django.utils.translation import gettext
+
+from portal.kernel import tables
+from portal.web import formats
+
+
+def shown(value: Any, kind: str) -> str:
+    """Rounded for reading."""
+    if value is None:
+        return formats.DASH
+    if kind == tables.HOURS:
+        return formats.number(tables.plain(value, kind), 1)
+    if kind == tables.MONEY:
+        return formats.money(value)
+    if kind == tables.PERCENT:
+        return formats.number(tables.plain(value, kind), 1)
+    if kind == tables.GPUS:
+        return formats.number(tables.plain(value, kind))
+    if kind in (tables.COUNT, tables.SECONDS):
+        return formats.number(value)
+    return str(value)
+
+
+def part_rows(parts: Iterable[tuple[str, int, str]]) -> list[dict[str, Any]]:
+    """(label, GPU-milliseconds, tone) as the bar of parts takes them: with hours and percent of the whole."""
+    rows = list(parts)
+    whole = sum(value for _label, value, _tone in rows)
+    return [
+        {
+            "label": label,
+            "value": value,
+            "tone": tone,
+            "hatch": tone == "act",
+            "text": f"{shown(value, tables.HOURS)} {gettext('GPU·h')}, "
+            f"{formats.number(100 * value / whole if whole else 0, 1)}{formats.NBSP}%",
+        }
+        for label, value, tone in rows
+    ]
