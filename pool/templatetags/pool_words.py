@@ -130,7 +130,7 @@ def actor_words(name: str) -> str:
         "rules": _("Rules"),
         "node watch": _("Node watch"),
         "idle watch": _("Idle watch"),
-        "maintenance": _("Maintenance"),
+        "maintenance": pgettext("cause", "Maintenance"),
         "system": pgettext("actor", "The installation"),
     }
     return table.get(name, name)

@@ -86,7 +86,7 @@ def _at(moment: datetime | None, words: str = "") -> SafeString | str:
 def _notice(case: ReclaimCase) -> dict[str, Any]:
     now = case.step == Step.NOTICE
     note = _at(case.noticed_at) if not now else _at(case.grace_until, _("it is stopped, unless withdrawn"))
-    return {"s": "now" if now else "done", "title": _("Notice"), "note": note}
+    return {"s": "now" if now else "done", "title": pgettext("reclaim", "Notice"), "note": note}
 
 
 def _checkpoint(case: ReclaimCase) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class WindowForm(ServiceForm):
         label=pgettext_lazy("maintenance", "Until"), widget=forms.TextInput(attrs=MOMENT)
     )
     notice_h = forms.CharField(
-        label=_("Notice"),
+        label=pgettext_lazy("reclaim", "Notice"),
         help_text=_("Work that would run into it is told so long before, saved, and put back in line."),
         widget=forms.TextInput(attrs={"inputmode": "decimal"}),
     )

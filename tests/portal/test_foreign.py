@@ -31,7 +31,7 @@ walk_rooms.register()
 
 
 def _user() -> dict[str, object]:
-    return {"uid": person("", ("researcher", department(f"d{person().pk}"))).uid}
+    return {"uid": person("", ("researcher", department(f"du{person().pk}"))).uid}
 
 
 def _token() -> dict[str, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from django.db import connection
@@ -187,7 +188,9 @@ def test_a_window_is_planned_with_its_mistakes_named_and_called_off(scene: Scene
     text = bad.content.decode()
     assert (bad.status_code, MaintenanceWindow.objects.count()) == (400, 0)
     assert 'value="Supply"' in text and "Name nodes, or a site." in text and "30 days" in text
-    start = now() + timedelta(hours=1)
+    start = (now() + timedelta(hours=1)).astimezone(
+        ZoneInfo("Asia/Shanghai")
+    )  # as the reader's clock shows it
     good = admin.post(
         "/maintenance/new/",
         {"title": "Supply", "reason": "rack 4", "site": scene.node.cluster.site.code, "notice_h": "24",
