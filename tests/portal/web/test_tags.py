@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ from django import forms
 from django.core.paginator import Paginator
 from django.template import Context, Template
 from django.test import RequestFactory
-from django.utils import translation
+from django.utils import timezone, translation
 
+from portal.kernel.clock import set_clock
 from portal.web import icons, states
 
 
@@ -83,13 +85,26 @@ def test_hostile_text_is_escaped_everywhere() -> None:
     assert "</script>alert" not in html
 
 
-def test_quota_bar_speaks_its_figures() -> None:
+def test_P012_quota_bar_speaks_its_figures_also_without_a_limit_at_it_and_above_it() -> None:
     assert "22 used of 24 guaranteed; 0 borrowed; 0 lent; limit 32" in draw("{% qbar 22000 24000 32000 %}")
     assert "over by 2" in draw("{% qbar 22000 16000 20000 borrowed=4000 %}")
+    assert "20 used of 16 guaranteed; 4 borrowed; 0 lent; limit 20" in draw("{% qbar 20000 16000 20000 %}")
+    assert "0 used of 16 guaranteed" in draw("{% qbar 0 16000 20000 %}")
     unlimited = draw("{% qbar 9000 8000 %}")
     assert "data-open" in unlimited
     assert "limit none" in unlimited
-    assert "--cap:1;" in draw("{% qbar 0 0 0 %}")  # nothing granted: no division by zero in the style
+    assert 'style="--cap:1"' in draw("{% qbar 0 0 0 %}")  # nothing granted: no division by zero in the style
+
+
+def test_P050_P051_instants_show_their_wall_clock_with_the_zone_at_hand_and_nothing_is_a_dash() -> None:
+    at = datetime(2026, 6, 16, 6, 3, 12, tzinfo=UTC)
+    with timezone.override("Asia/Shanghai"), set_clock(at + timedelta(minutes=1)):
+        shown = draw("{{ t|local_time }} {{ t|time_ago }}", t=at)
+        assert "16 Jun 14:03" in shown.replace("\u00a0", " ")
+        assert 'datetime="2026-06-16T06:03:12+00:00" title="2026-06-16 14:03:12 UTC+8"' in shown
+        assert "1 min ago" in shown.replace("\u00a0", " ")
+        for source in ("{{ t|local_time }}", "{{ t|duration }}"):
+            assert draw(source, t=None) == "–"
 
 
 def test_pager_keeps_the_query_and_counts() -> None:

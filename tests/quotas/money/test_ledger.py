@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import date, datetime, timedelta
 
 import pytest
-from django.db import DatabaseError, transaction
+from django.db import DatabaseError, connection, transaction
 from django.db.models import Sum
 
 from portal.kernel.clock import set_clock
@@ -46,6 +46,17 @@ def test_a_lease_over_midnight_makes_a_line_per_local_day() -> None:
     )
     assert line.starts_at == at("2026-06-15 22:30")
     assert line.ends_at == at("2026-06-16 00:00")
+
+
+def test_P027_half_an_hour_on_each_side_of_local_midnight_and_the_session_is_in_utc() -> None:
+    w = world()
+    w.price("16", at("2026-06-01"))
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW TIME ZONE")
+        assert cursor.fetchone() == ("UTC",)  # set on every connection, whatever the server's own zone is
+    w.lease(at("2026-06-15 23:30"), at("2026-06-16 00:30"))
+    half = MS_PER_HOUR // 2
+    assert rows() == [("06-15", half, 8_000_000), ("06-16", half, 8_000_000)]
 
 
 def test_a_new_price_cuts_and_is_not_applied_backwards() -> None:

@@ -17,6 +17,7 @@ from portal.kernel.clock import now
 from quotas.models import ApprovalStep, CapacityRequest, Delegation, GpuFlavour, QuotaChange, QuotaGrant
 from quotas.services.approvals import open_step_of, step_decide
 from quotas.services.usage import quota_debit
+from quotas.web import views_approvals
 from tests.quotas import build
 
 pytestmark = pytest.mark.django_db
@@ -470,3 +471,29 @@ def test_pages_of_50_rows_take_few_queries_and_bytes(house):
         found.append((len(captured) - 2, len(response.content), url))  # without session and user
     over = [row for row in found if row[0] > MOST_QUERIES or row[1] > MOST_BYTES]
     assert not over, found
+
+
+def test_P079_after_a_decision_the_same_page_and_filter_or_the_last_page_that_is_left(house, monkeypatch):
+    monkeypatch.setattr(views_approvals, "PAGE", 2)
+    for number in range(5):
+        house.submit(**BIG, purpose=f"long run {number}")
+    client, queue = client_of(house.chen), reverse("quotas:approvals")
+    third = f"{queue}?q=mine&s=long&page=3"
+    step = client.get(third).context["rows"][0]["step"]
+    opened = client.get(reverse("quotas:approval-detail", args=[step.uid]) + "?q=mine&s=long&page=3")
+    form = opened.content.decode().split('id="decide"')[1]
+    back = re.search(r'name="next" value="([^"]+)"', form).group(1).replace("&amp;", "&")
+    assert back == third
+    sent = {"decision": "approve", "next": back}
+    done = client.post(reverse("quotas:approval-decide", args=[step.uid]), sent)
+    assert done.url == third
+    left = client.get(done.url).context["page"]
+    assert (left.number, left.paginator.num_pages, left.paginator.count) == (
+        2,
+        2,
+        4,
+    )  # the third page is gone
+    for place in ("https://elsewhere.example/", "//elsewhere.example"):
+        other = client.get(third).context["rows"][0]["step"]
+        answer = client.post(reverse("quotas:approval-decide", args=[other.uid]), {**sent, "next": place})
+        assert answer.url == queue
