@@ -19,7 +19,7 @@ from pool.engine.model import Member, Place, Request, Reserve
 from pool.engine.reasons import Reason, flavour_reason, place_reason, quota_blocked
 from pool.engine.round import Blocked, Placed, Round
 from pool.engine.world import FitKey, is_elastic, smallest
-from quotas.engine.available import Admission, admit, borrowed
+from quotas.engine.available import LevelCheck, borrowed, refusal
 from quotas.engine.flavours import Mode, rank_modes
 from quotas.engine.tree import QuotaTree
 
@@ -155,7 +155,7 @@ class Allocate:
         if request.shape == "cpu" and not request.parts:
             return self._without_gpu(request)
         ranked: dict[tuple[int, int], list[Need]] = {}
-        refusal: Reason | None = None
+        why: Reason | None = None
         refused: Need | None = None
         exhausted = possible = False
         for index, code in enumerate(request.flavours):
@@ -165,24 +165,24 @@ class Allocate:
             possible = True
             least = smallest(request, need, self.world)[1]
             limited = self._over_user_limit(request, least)
-            if limited is None and not self.world.fits_quota(request, least):
-                code_, admission = self._refusing(request, least)
-                limited = quota_blocked(code_, admission)
-                if refused is None:
-                    refused, exhausted = need, _only_the_pool(self.world.trees[code_], admission)
             if limited is not None:
-                refusal = refusal or limited
+                why = why or limited
+                continue
+            if not self.world.fits_quota(request, least):
+                if refused is None:
+                    tree, check, limited = self._refusing(request, least)
+                    refused, exhausted = need, _only_the_pool(tree, check)
+                    why = why or limited
                 continue
             ranked.setdefault(self._rank(request, need, index), []).append(need)
         if not possible:
             return Options([], refusal=flavour_reason(request, self.world.facts))
-        return Options([ranked[rank] for rank in sorted(ranked)], refused, exhausted, refusal)
+        return Options([ranked[rank] for rank in sorted(ranked)], refused, exhausted, why)
 
     def _without_gpu(self, request: Request) -> Options:
         if self.world.fits_quota(request, WITHOUT_GPU):
             return Options([[WITHOUT_GPU]])
-        code, admission = self._refusing(request, WITHOUT_GPU)
-        return Options([], refusal=quota_blocked(code, admission))
+        return Options([], refusal=self._refusing(request, WITHOUT_GPU)[2])
 
     def _rank(self, request: Request, need: Need, index: int) -> tuple[int, int]:
         """Flavours within the guarantee before borrowed ones; then as ranked, or all alike for an open ask."""
@@ -196,14 +196,16 @@ class Allocate:
             rank = 0
         return rank, index if request.ranked else 0
 
-    def _refusing(self, request: Request, need: Need) -> tuple[str, Admission]:
-        """The first quota tree that refuses, with the sums."""
+    def _refusing(self, request: Request, need: Need) -> tuple[QuotaTree, LevelCheck, Reason]:
+        """The first quota tree that refuses, and the level with its sums."""
         for code, amount in self.world.charges(request, need):
             tree = self.world.trees.get(code)
-            if tree is not None and request.department_id in tree.nodes:
-                admission = admit(tree, request.department_id, amount, interruptible=request.interruptible)
-                if not admission.fits:
-                    return code, admission
+            if tree is None or request.department_id not in tree.nodes or amount <= 0:
+                continue
+            check = refusal(tree, request.department_id, amount, interruptible=request.interruptible)
+            if check is not None:
+                room = self.world.room(request.department_id, code, interruptible=request.interruptible)
+                return tree, check, quota_blocked(code, check, room or 0)
         raise ValueError("no quota refuses")
 
     def _over_user_limit(self, request: Request, need: Need) -> Reason | None:
@@ -222,9 +224,11 @@ class Allocate:
 
     def _place(self, request: Request, needs: Sequence[Need]) -> Reason | None:
         """Start the request on the best of flavours that are equally welcome; the reason where it cannot."""
-        open_ = [need for need in needs if (self.world.fit_key(request), need.flavour) not in self._hopeless]
+        open_ = [
+            need for need in needs if (self.world.place_key(request), need.flavour) not in self._hopeless
+        ]
         if not open_:
-            return self._hopeless[self.world.fit_key(request), needs[0].flavour]
+            return self._hopeless[self.world.place_key(request), needs[0].flavour]
         ends_at = self._ends_at(request)
         size, amounts = self._size(self._keep_apart(request), open_)
         found = self.world.find_among(
@@ -258,7 +262,7 @@ class Allocate:
 
     def _no_place(self, request: Request, need: Need, *, sought: bool = False) -> Reason | None:
         """Why no place is free for a kind of request, promises aside; None where one is."""
-        key = (self.world.fit_key(request), need.flavour)
+        key = (self.world.place_key(request), need.flavour)
         known = self._hopeless.get(key)
         if known is None:
             view = self.world.state.view(None, holds=False)
@@ -337,7 +341,7 @@ class Allocate:
 
     def _promise_key(self, request: Request, need: Need) -> tuple[FitKey, str | None, int | None]:
         duration = request.duration_ms if self.round.windows else None
-        return (self.world.fit_key(request), need.flavour, duration)
+        return (self.world.place_key(request), need.flavour, duration)
 
     def _promise(self, request: Request, need: Need) -> Reserve | None:
         key = self._promise_key(request, need)
@@ -405,11 +409,6 @@ class Allocate:
         return reserve
 
 
-def _only_the_pool(tree: QuotaTree, admission: Admission) -> bool:
+def _only_the_pool(tree: QuotaTree, check: LevelCheck) -> bool:
     """Whether nothing but the root's own sum (all there is) stands in the way: its check comes last."""
-    blocking = admission.blocking
-    return (
-        blocking is not None
-        and blocking.rule == "subtree_quota"
-        and tree.nodes[blocking.level].parent is None
-    )
+    return check.rule == "subtree_quota" and tree.nodes[check.level].parent is None

@@ -54,7 +54,9 @@ def _consolidate(round_: Round, blocked: Blocked, minimum: MinimumRuns) -> bool:
 
 
 def _candidate(one: Running) -> Candidate:
-    return Candidate(one.department_id, one.flavour or "", one.charge_milli, one.members, (), running=one)
+    return Candidate(
+        one.department_id, one.flavour or "", one.charge_milli, one.members, (1, one.priority), running=one
+    )
 
 
 def _carry_out(round_: Round, blocked: Blocked, found: Found) -> bool:

@@ -44,7 +44,7 @@ from pool.engine.world import World
 
 AHEAD_TOLD = 5
 """So many requests ahead are named to those who wait."""
-ROUNDS = 4
+ROUNDS = 2
 """So often at most a plan is played again because something gave way before it began."""
 
 

@@ -25,6 +25,7 @@ def settle(
 ) -> None:
     """Book the answer of a search: victims leave, placements of this plan are withdrawn, the place is kept."""
     world, request = round_.world, blocked.request
+    round_.preemptors += 1
     until = round_.now + round_.policy.keep_for_preemptor_ms
     evicted = evictions(round_, found.victims, request, cause, rule, figures)
     for one in found.victims:

@@ -19,7 +19,7 @@ from pool.engine.fit import Need
 from pool.engine.loop_guard import may_displace
 from pool.engine.making_room import evictions, settle
 from pool.engine.model import Request
-from pool.engine.reclaim import Claim, Kind, kind_of
+from pool.engine.reclaim import Claim, Kind, exhausted, kind_of
 from pool.engine.round import Blocked, Round
 from pool.engine.victims import Bench, Candidate, Search
 from pool.engine.world import smallest
@@ -36,6 +36,8 @@ def run(round_: Round, bench: Bench, *, withdraw: bool) -> None:
         request, need = blocked.request, blocked.lacks
         if need is None or request.id in round_.keeps or not may_displace(request, round_.now):
             continue
+        if exhausted(round_):
+            return
         lowest = bench.lowest_priority(need.flavour or "", request.department_id)
         if lowest is None or (lowest >= request.priority and not round_.policy.preempt_equal):
             continue
@@ -82,13 +84,13 @@ class _Own:
         self.tree = round_.world.trees.get(need.flavour or "")
 
     def line(self, *, spared: bool) -> Iterator[Candidate]:
-        for one in self.bench.of(self.need.flavour or "", self.request.department_id):
+        flavour, department = self.need.flavour or "", self.request.department_id
+        for one in self.bench.unbegun(flavour, department) if self.withdraw else ():
+            if one.priority < self.request.priority:
+                yield one
+        for one in self.bench.of(flavour, department):
             running = one.running
-            if running is None:
-                assert one.placed is not None
-                if self.withdraw and one.placed.request.priority < self.request.priority:
-                    yield one
-                continue
+            assert running is not None
             if not self._less_important(running.priority, running.started_at):
                 continue
             if self.bench.minimum.protects(running, self.request.department_id, self.tree, reclaim=False):

@@ -46,7 +46,7 @@ from pool.engine.gang import largest_group
 from pool.engine.model import Estimate, FlavourFacts, Policy, Request
 from pool.engine.placement import largest_free, places_free, places_there
 from pool.engine.state import PoolState
-from quotas.engine.available import Admission
+from quotas.engine.available import LevelCheck
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,17 @@ class Reason:
     flavour: str | None = None
 
 
-def quota_blocked(flavour: str, admission: Admission) -> Reason:
-    """The reason of an ask that a quota level refuses."""
-    figures = {**(admission.as_blocking() or {}), "available": admission.available, "flavour": flavour}
+def quota_blocked(flavour: str, check: LevelCheck, available: int) -> Reason:
+    """The reason of an ask that a quota level refuses; ``available``: what it would let pass now."""
+    figures = {
+        "level": check.level,
+        "rule": check.rule,
+        "limit": check.limit,
+        "used": check.used,
+        "requested": check.requested,
+        "available": available,
+        "flavour": flavour,
+    }
     return Reason("quota_blocked", figures, flavour)
 
 

@@ -44,11 +44,19 @@ def run(round_: Round, bench: Bench, *, withdraw: bool) -> None:
         request, need = blocked.request, blocked.lacks
         if need is None or request.id in round_.keeps or not may_displace(request, round_.now):
             continue
+        if exhausted(round_):
+            return
         kind = kind_of(round_, request)
         if kind in hopeless:
             continue
         if not reclaim(round_, bench, blocked, *smallest(request, need, round_.world), withdraw=withdraw):
             hopeless.add(kind)
+
+
+def exhausted(round_: Round) -> bool:
+    """Whether enough was sought and done in this decision: the next one goes on."""
+    policy = round_.policy
+    return round_.preemptors >= policy.max_preemptors or round_.searches >= policy.max_searches
 
 
 def kind_of(round_: Round, request: Request) -> Kind:
@@ -179,7 +187,7 @@ class _Walk:
         self.strict, self.withdraw, self.spared = strict, withdraw, spared
         self.left: dict[NodeId, int] = {}
         self.branches: dict[int, tuple[list[NodeId], bool]] = {}
-        self.queues: dict[int, list[Candidate]] = {}
+        self.queues: dict[int, Iterator[Candidate]] = {}
 
     def run(self) -> Iterator[Candidate]:
         self._gather()
@@ -199,15 +207,18 @@ class _Walk:
                 heapq.heappush(heap, (self._key(department), department))
 
     def _gather(self) -> None:
+        counters, guarantee = self.tree.counters, self.tree.guarantee
         for department in self.bench.departments(self.flavour):
             if department == self.claim.request.department_id or department not in self.tree.nodes:
+                continue
+            if counters[department].total <= guarantee(department):
                 continue
             common, branch = self.claim.common(department)
             side = self.claim.sides.get(common)
             if side is None or not branch or any(not self._above(step, side[1], branch) for step in branch):
                 continue
             self.branches[department] = (branch, side[1])
-            self.queues[department] = self.bench.of(self.flavour, department)[::-1]
+            self.queues[department] = iter(self.bench.of(self.flavour, department))
 
     def _own(self, step: NodeId, by_share: bool, branch: list[NodeId]) -> float:
         """What is a branch's own against this claim: its guarantee, between borrowers also its fair share."""
@@ -232,19 +243,12 @@ class _Walk:
 
     def _unbegun(self) -> Iterator[Candidate]:
         for department in sorted(self.queues):
-            queue = self.queues[department]
-            while queue and queue[-1].placed is not None:
-                one = queue.pop()
+            for one in self.bench.unbegun(self.flavour, department):
                 if self.withdraw and self._eligible(one):
                     yield one
 
     def _next(self, department: int) -> Candidate | None:
-        queue = self.queues[department]
-        while queue:
-            one = queue.pop()
-            if self._eligible(one):
-                return one
-        return None
+        return next((one for one in self.queues[department] if self._eligible(one)), None)
 
     def _eligible(self, one: Candidate) -> bool:
         branch, by_share = self.branches[one.department]

@@ -11,14 +11,18 @@ Source: BEHAVIOUR 5 (Reclaim, Preemption within a department).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import islice
 
 from pool.engine.fit import Need
+from pool.engine.ground import Ground
 from pool.engine.loop_guard import MinimumRuns
 from pool.engine.model import Member, Request, Running
 from pool.engine.round import Placed, Round
 from pool.engine.world import World
 
+LOOK_FURTHER = 512
+"""So many further candidates are looked at for a set of fewer."""
 LOOK_AT_EACH = 16
 """So many victims are tried one by one; past that the steps grow and the answer is sought back between."""
 
@@ -35,6 +39,10 @@ class Candidate:
     running: Running | None = None
     placed: Placed | None = None
     numbers: tuple[int, ...] = ()
+
+    @property
+    def priority(self) -> int:
+        return self.key[1]
 
     def release(self, world: World) -> None:
         if self.running is not None:
@@ -64,6 +72,7 @@ class Bench:
         self.round, self.world = round_, round_.world
         self.minimum = MinimumRuns(round_.snapshot, round_.policy, round_.now)
         self._lists: dict[tuple[str, int], list[Candidate]] = {}
+        self._unbegun: dict[tuple[str, int], list[Candidate]] = {}
         self._lowest: dict[tuple[str, int], int | None] = {}
         self._placed: dict[tuple[str, int], list[Placed]] = {}
         for placed in round_.placed:
@@ -77,15 +86,22 @@ class Bench:
         return sorted(found)
 
     def of(self, flavour: str, department: int) -> list[Candidate]:
-        """A department's candidates: not begun yet, lowest priority, newest start, smallest, id."""
+        """What runs in a department: lowest priority, newest start, smallest, id."""
         key = (flavour, department)
         if key not in self._lists:
             running = self.world.by_department.get(key, {}).values()
             found = [one for row in running for one in self._candidates(row)]
-            found += [self._unbegun(placed) for placed in self._placed.get(key, ())]
             found.sort(key=lambda one: one.key)
             self._lists[key] = found
         return self._lists[key]
+
+    def unbegun(self, flavour: str, department: int) -> list[Candidate]:
+        """What this plan would start in a department, lowest priority and newest first."""
+        key = (flavour, department)
+        if key not in self._unbegun:
+            found = [self._withdrawable(placed) for placed in self._placed.get(key, ())]
+            self._unbegun[key] = sorted(found, key=lambda one: one.key)
+        return self._unbegun[key]
 
     def lowest_priority(self, flavour: str, department: int) -> int | None:
         """The lowest priority of what a department runs or is to start, or None without any."""
@@ -100,7 +116,9 @@ class Bench:
         """Take victims off the lists: one preemptor per victim."""
         gone = set(map(id, victims))
         for key in {(one.flavour, one.department) for one in victims}:
-            self._lists[key] = [one for one in self._lists[key] if id(one) not in gone]
+            for lists in (self._lists, self._unbegun):
+                if key in lists:
+                    lists[key] = [one for one in lists[key] if id(one) not in gone]
 
     def _candidates(self, one: Running) -> Iterator[Candidate]:
         if not one.interruptible or one.ending or one.allocation_id in self.round.leaving:
@@ -127,7 +145,7 @@ class Bench:
         )
         return Candidate(one.department_id, flavour, charge, members, key, running=one, numbers=numbers)
 
-    def _unbegun(self, placed: Placed) -> Candidate:
+    def _withdrawable(self, placed: Placed) -> Candidate:
         request, place = placed.request, placed.place
         return Candidate(
             request.department_id,
@@ -146,34 +164,80 @@ class Search:
     round: Round
     request: Request
     need: Need
-    looks: int = field(default=0)
 
     def find(self, line: Iterable[Candidate]) -> Found | None:
         """The smallest sufficient set from the front of a line; the world is left as it was."""
-        world = self.round.world
-        token = world.mark()
+        self.round.searches += 1
+        offered = iter(line)
+        ground = None if self.request.parts else Ground(self.round.world, self.request, self.need)
         taken: list[Candidate] = []
-        failed, look_at, members = 0, 1, None
-        for one in line:
-            one.release(world)
-            taken.append(one)
-            if len(taken) >= look_at:
-                members = self._fits()
-                if members is not None:
-                    break
-                failed = len(taken)
-                look_at = failed + max(1, failed // 2 if failed >= LOOK_AT_EACH else 1)
-        if members is None and failed < len(taken):
-            members = self._fits()
-        world.rollback(token)
+        look_at, found = 1, None
+        while found is None:
+            one = next(offered, None)
+            if one is not None:
+                taken.append(one)
+                if ground is not None:
+                    ground.give_way(one.members)
+                if len(taken) < look_at or (ground is not None and not ground.enough):
+                    continue
+            elif ground is not None and not ground.enough:
+                return None
+            found = self._look(taken, ground)
+            if one is None and found is None:
+                return None
+            look_at = len(taken) + max(1, len(taken) // 2 if len(taken) >= LOOK_AT_EACH else 1)
+        if ground is not None and len(found.victims) > 1:
+            return self._fewer(found, [*taken, *islice(offered, LOOK_FURTHER)])
+        return found
+
+    def _look(self, taken: Sequence[Candidate], ground: Ground | None) -> Found | None:
+        """Who of those taken so far must go: first those on the nodes with room, else the first few of all."""
+        if ground is not None:
+            standing = [one for one in taken if ground.stands_on(one.members)]
+            members = self.without(standing)
+            if members is not None:
+                return self._put_back(standing, members)
+            if len(standing) == len(taken):
+                return None
+        members = self.without(taken)
         if members is None:
             return None
-        count, members = self._shortest(taken, failed, members)
-        return self._put_back(taken[:count], members)
+        count, members = self._shortest(taken, members)
+        return self._put_back(list(taken[:count]), members)
+
+    def _fewer(self, found: Found, offered: Sequence[Candidate]) -> Found:
+        """The same room from fewer pieces of work, where the order offers such: the smallest single one that is
+        enough, else the largest and on; none more important than the order took, and not more than twice as
+        much in all. One stopped gang is less harm than a dozen stopped jobs."""
+        begun = [one for one in found.victims if one.running is not None]
+        if len(begun) < 2:
+            return found
+        most, much = max(one.priority for one in begun), 2 * sum(one.charge for one in begun)
+        unbegun = [one for one in found.victims if one.running is None]
+        rest = [one for one in offered if one.running is not None and one.priority <= most]
+        chosen = self._few(rest, unbegun, len(begun) - 1)
+        if chosen is None or sum(one.charge for one in chosen) > much:
+            return found
+        members = self.without([*unbegun, *chosen])
+        return found if members is None else self._put_back([*unbegun, *chosen], members)
+
+    def _few(self, rest: list[Candidate], unbegun: Sequence[Candidate], most: int) -> list[Candidate] | None:
+        """At most so many pieces that free what is lacking by amount; equal ones in the order offered."""
+        lacking = self.need.charge_milli - self.round.world.state.free_milli.get(self.need.flavour or "", 0)
+        lacking -= sum(one.charge for one in unbegun)
+        chosen: list[Candidate] = []
+        while lacking > 0:
+            enough = [one for one in rest if one.charge >= lacking]
+            if not rest or len(chosen) == most:
+                return None
+            one = min(enough, key=lambda row: row.charge) if enough else max(rest, key=lambda row: row.charge)
+            chosen.append(one)
+            rest = [other for other in rest if other is not one]
+            lacking -= one.charge
+        return chosen
 
     def _fits(self) -> tuple[Member, ...] | None:
         world = self.round.world
-        self.looks += 1
         if not world.fits_quota(self.request, self.need):
             return None
         if world.state.free_milli.get(self.need.flavour or "", 0) < self.need.charge_milli:
@@ -190,9 +254,9 @@ class Search:
             return self._fits()
 
     def _shortest(
-        self, taken: Sequence[Candidate], failed: int, members: tuple[Member, ...]
+        self, taken: Sequence[Candidate], members: tuple[Member, ...]
     ) -> tuple[int, tuple[Member, ...]]:
-        low, high = failed, len(taken)
+        low, high = -1, len(taken)
         while high - low > 1:
             middle = (low + high) // 2
             found = self.without(taken[:middle])

@@ -67,6 +67,7 @@ class World:
             self._index(one)
         self._booked: list[tuple[str, int, int, bool]] = []
         self._known: dict[int, _Known] = {}
+        self._rooms: dict[tuple[str, int, bool], tuple[int, int]] = {}
 
     def start(self, one: Running) -> None:
         """Something started: it holds its places and is charged from now on."""
@@ -127,6 +128,10 @@ class World:
     def fit_key(self, request: Request) -> FitKey:
         """All that decides where a request fits: requests of equal keys fit in equal places."""
         return self._of(request).key
+
+    def place_key(self, request: Request) -> FitKey:
+        """All that decides where a request fits on one flavour, whichever others it accepts."""
+        return self._of(request).key[1]  # type: ignore[return-value]
 
     def need(self, request: Request, flavour: str) -> Need | None:
         """What a request takes of a flavour; None where the flavour can never serve it."""
@@ -236,7 +241,12 @@ class World:
         tree = self.trees.get(flavour)
         if tree is None or department not in tree.nodes:
             return None
-        return headroom(tree, department, interruptible=interruptible)
+        key = (flavour, department, interruptible)
+        known = self._rooms.get(key)
+        if known is None or known[0] != tree.version:
+            room = headroom(tree, department, interruptible=interruptible)
+            known = self._rooms[key] = (tree.version, room)
+        return known[1]
 
     def charges(self, request: Request, need: Need) -> list[Charge]:
         """What a request is charged, by quota tree."""
@@ -344,8 +354,11 @@ def _size(part: Request, need: Need | None) -> tuple[int, int]:
 
 
 def _fit_key(request: Request) -> FitKey:
+    return (request.flavours, _place_key(request))
+
+
+def _place_key(request: Request) -> FitKey:
     return (
-        request.flavours,
         request.shape,
         request.per_node,
         request.nodes,

@@ -152,6 +152,18 @@ def admit(tree: QuotaTree, node_id: NodeId, amount: int, *, interruptible: bool)
     )
 
 
+def refusal(tree: QuotaTree, node_id: NodeId, amount: int, *, interruptible: bool) -> LevelCheck | None:
+    """The first level whose rule an ask of ``amount`` > 0 breaks, as ``admit`` names it, without the rest."""
+    path = tree.path(node_id)
+    for step in path:
+        cap = tree.nodes[step].hard_cap
+        if cap is not None and tree.counters[step].total + amount > cap:
+            return LevelCheck(step, "hard_cap", cap, tree.counters[step].total, amount)
+    checks = [] if interruptible else cap_checks(tree, node_id, amount, interruptible=False)
+    checks += borrow_checks(tree, node_id, amount)
+    return next((check for check in checks if not check.holds), None)
+
+
 def headroom(tree: QuotaTree, node_id: NodeId, *, interruptible: bool) -> int:
     """The largest amount that ``admit`` would let pass now; never below 0. The fast half of ``admit``."""
     answer = available_raw(tree, node_id)

@@ -90,31 +90,33 @@ def _divide_level(
 def _surplus(
     band: Sequence[Claim], share: dict[NodeId, Number], left: Number, k: Number, unit: int
 ) -> Number:
-    fractions: dict[NodeId, Fraction] = {}
+    # What a claim was not given of its part in the last round, times the sum of all portions then: who is still
+    # hungry at the end had a part in every round, so all remainders have that denominator in common.
+    remainders: dict[NodeId, Number] = {}
     again = True
     while again and left > 0:
         again = False
         hungry = [claim for claim in band if share[claim.id] < claim.demand]
-        parts = _portions(hungry, k)
-        whole = sum(parts.values(), Fraction(0))
+        portions = _portions(hungry, k)
+        whole = sum(portions.values())
         if whole == 0:
             break
         round_left = left
         for claim in hungry:
-            part = Fraction(round_left) * parts[claim.id] / whole
+            part = round_left * portions[claim.id]
             rest = claim.demand - share[claim.id]
-            if rest <= part:
-                again = again or rest < part
+            if rest * whole <= part:
+                again = again or rest * whole < part
                 given: Number = rest
-                fractions.pop(claim.id, None)
+                remainders.pop(claim.id, None)
             else:
-                given = unit * math.floor(part / unit)
-                fractions[claim.id] = part - given
+                given = unit * math.floor(part // (whole * unit))
+                remainders[claim.id] = part - given * whole
             share[claim.id] += given
             left -= given
     order = sorted(
-        (claim for claim in band if fractions.get(claim.id, 0) > 0),
-        key=lambda claim: (-fractions[claim.id], claim.created, id_key(claim.id)),
+        (claim for claim in band if remainders.get(claim.id, 0) > 0),
+        key=lambda claim: (-remainders[claim.id], claim.created, id_key(claim.id)),
     )
     for claim in order:
         given = min(unit, left, claim.demand - share[claim.id])
@@ -123,11 +125,14 @@ def _surplus(
     return left
 
 
-def _portions(hungry: Sequence[Claim], k: Number) -> dict[NodeId, Fraction]:
+def _portions(hungry: Sequence[Claim], k: Number) -> dict[NodeId, Number]:
+    """What each claim's part of a round is in proportion to: its weight, more or less by its past use."""
+    if k == 0:
+        return {claim.id: claim.weight for claim in hungry}
     total_weight = Fraction(sum(Fraction(claim.weight) for claim in hungry))
     if total_weight == 0:
-        return {claim.id: Fraction(0) for claim in hungry}
-    portions: dict[NodeId, Fraction] = {}
+        return {claim.id: 0 for claim in hungry}
+    portions: dict[NodeId, Number] = {}
     for claim in hungry:
         weight = Fraction(claim.weight) / total_weight
         portions[claim.id] = max(Fraction(0), weight + Fraction(k) * (weight - Fraction(claim.usage)))
