@@ -41,7 +41,7 @@ DECIMAL = {"inputmode": "decimal", "placeholder": "∞"}
 
 
 def _limit(label: Any) -> forms.CharField:
-    return forms.CharField(label=label, required=False, widget=forms.TextInput(attrs=DECIMAL))
+    return forms.CharField(label=label, widget=forms.TextInput(attrs=DECIMAL))
 
 
 class LimitForm(ServiceForm):
@@ -54,11 +54,11 @@ class LimitForm(ServiceForm):
         widget=forms.TextInput(attrs={"list": "people"}),
     )
     gpus_at_once_milli = _limit(gettext_lazy("GPUs at once"))
-    longest_lease_s = _limit(gettext_lazy("Longest lease, hours"))
-    gpu_ms_per_month = _limit(gettext_lazy("GPU-hours a month"))
+    longest_lease_s = _limit(gettext_lazy("Longest lease"))
+    gpu_ms_per_month = _limit(gettext_lazy("Time a month"))
     money_micro_per_month = _limit(gettext_lazy("Money a month"))
-    waiting_at_once = _limit(gettext_lazy("Requests waiting at once"))
-    running_at_once = _limit(gettext_lazy("Requests running at once"))
+    waiting_at_once = _limit(gettext_lazy("Waiting at once"))
+    running_at_once = _limit(gettext_lazy("Running at once"))
 
     def numbers(self) -> dict[str, int | None]:
         """The six limits in their own units; Invalid with every field that is no number."""
