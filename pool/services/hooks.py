@@ -19,6 +19,7 @@ from pool.services.commands import CHECKPOINT
 from pool.services.hook_post import PostAnswer, hook_secret, post_hook
 from portal.kernel.clock import now
 from portal.kernel.models import advance
+from portal.ops.outbox import outbox_add
 
 log = structlog.get_logger(__name__)
 M = AllocationMember.State
@@ -46,9 +47,8 @@ def members_due(allocation: Allocation, case: ReclaimCase) -> set[str]:
 
 def order_after_commit(*, allocation: Allocation, case: ReclaimCase, seconds: float) -> None:
     """Call the hook once the transaction stands."""
-    pk = case.pk
     if case.hook == ReclaimCase.Hook.URL:
-        transaction.on_commit(lambda: _post_soon(pk), robust=True)
+        _post_soon(case)
         return
     members, order = members_of(allocation, case), _order_of(allocation, case, seconds)
     transaction.on_commit(lambda: _order(members, order), robust=True)
@@ -74,10 +74,10 @@ def _order(members: list[AllocationMember], order: dict[str, Any]) -> None:
             log.warning("checkpoint_not_ordered", member=member.pk, code=error.code)
 
 
-def _post_soon(case_id: int) -> None:
-    from pool.tasks import checkpoint_call
-
-    checkpoint_call.apply_async((case_id,), retry=False)
+def _post_soon(case: ReclaimCase) -> None:
+    """Have a worker of its own post it: an address may take its time."""
+    with transaction.atomic():
+        outbox_add("pool.checkpoint_due", {"case": str(case.uid)})
 
 
 def hooks_repeat(at: datetime) -> int:
@@ -94,7 +94,7 @@ def hooks_repeat(at: datetime) -> int:
         if case.hook == ReclaimCase.Hook.URL:
             claimed = case.checkpoint_result.get("claimed_at")
             if claimed is None or datetime.fromisoformat(claimed) < at - POST_AGAIN:
-                _post_soon(case.pk)
+                _post_soon(case)
                 again += 1
             continue
         told = set(
