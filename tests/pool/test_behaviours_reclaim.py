@@ -177,7 +177,7 @@ def test_s136_devices_that_come_free_one_by_one_stay_kept_for_whom_they_were_fre
         cases = list(ReclaimCase.objects.order_by("id"))
         assert {case.for_request_id for case in cases} == {waiting.pk}
         assert len(cases) == 2
-        hungry = [pool.queued(borrower, h800, 1, priority=100) for _ in range(4)]
+        hungry = [pool.queued(borrower, h800, 1) for _ in range(4)]
     taken = [victim for victim in victims if victim.pk in {case.allocation_id for case in cases}]
     with at(60):
         sweep()
