@@ -181,6 +181,7 @@ def _node(
         fabrics=fabrics,
         storage=storage or frozenset(),
         datasets=datasets or frozenset(),
+        caution=row.health == Node.Health.LATE,
     )
 
 
