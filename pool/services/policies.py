@@ -172,7 +172,9 @@ def policy_preview(*, policy_id: int, last: int = PREVIEWED) -> dict[str, Any]:
     """
     policy = SchedulingPolicy.objects.get(pk=policy_id)
     rows: list[dict[str, Any]] = []
-    cycles = SchedulerCycle.objects.filter(only=None, snapshot__isnull=False, decided_at_ms__isnull=False)
+    cycles = SchedulerCycle.objects.filter(
+        only__isnull=True, snapshot__isnull=False, decided_at_ms__isnull=False
+    )
     for cycle in cycles.select_related("policy", "snapshot").order_by("-id")[:last]:
         assert cycle.snapshot is not None
         try:

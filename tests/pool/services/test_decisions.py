@@ -132,7 +132,7 @@ def test_a_policy_is_drafted_tried_published_and_rolled_back(team, h800):
     published = policy_publish(acting_user=ADMIN, policy=strict, reason="fairness")
     assert (published.active, published.published_at) == (True, T)
     waiting = pool.queued(team, h800, 1, duration_s=60, queued_at=T + timedelta(seconds=3))
-    assert schedule_cycle().whole
+    assert schedule_cycle().placed == ()
     assert not Allocation.objects.filter(request=waiting).exists()
     with pytest.raises(Conflict) as error:
         policy_change(acting_user=ADMIN, policy=published, values={}, version=published.version)
