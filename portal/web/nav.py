@@ -97,7 +97,13 @@ GROUPS: tuple[Group, ...] = (
         (
             Entry(("monitoring:wall",), "wall", _("GPU wall"), ANY, ("/wall/", "/gpus/")),
             Entry(("pool:nodes", "pool:node-list"), "server", _("Nodes"), _r(ADMIN, AUDITOR), ("/nodes/",)),
-            Entry(("pool:operations",), "gauge", _("Operations"), _r(ADMIN), ("/operations/", "/enrol/", "/scheduler/")),
+            Entry(
+                ("pool:operations",),
+                "gauge",
+                _("Operations"),
+                _r(ADMIN),
+                ("/operations/", "/enrol/", "/scheduler/"),
+            ),
             Entry(("ops:incidents",), "fault", _("Incidents"), _r(ADMIN, AUDITOR), ("/incidents/",)),
             Entry(("monitoring:waste",), "waste", _("Waste"), _r(LEAD, ADMIN, FINANCE, AUDITOR)),
         ),
