@@ -29,3 +29,11 @@ kinds.register(
     label=_("A scheduled report is ready"),
     icon="chart",
 )
+kinds.register(
+    "export_ready",
+    _("File %(name)s is ready"),
+    _("It can be downloaded until %(until)s."),
+    group="money",
+    label=_("A file that I asked for is ready"),
+    icon="download",
+)

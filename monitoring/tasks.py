@@ -6,6 +6,7 @@ from celery import shared_task
 
 from monitoring.services.card_states import card_states_sweep
 from monitoring.services.day_sums import days_sum
+from monitoring.services.exports import export_make, exports_sweep
 from monitoring.services.idleness import idle_judge
 from monitoring.services.partitions import partitions_keep
 from monitoring.services.report_runs import reports_send
@@ -42,8 +43,15 @@ def day_sums() -> None:
         facts["days"] = days_sum()
 
 
+@shared_task(name="monitoring.make_export", queue="reports", ignore_result=True)
+def make_export(job_id: int) -> None:
+    """One large file."""
+    export_make(job_id=job_id)
+
+
 @shared_task(name="monitoring.send_reports", queue="reports", ignore_result=True)
 def send_reports() -> None:
-    """Scheduled reports that are due."""
+    """Scheduled reports that are due; files that were left or have expired."""
     with task_run("monitoring.send_reports") as facts:
         facts["sent"] = reports_send()
+        facts.update(exports_sweep())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from monitoring.web import fragments, views_gpu, views_reports, views_wall
+from monitoring.web import fragments, views_exports, views_gpu, views_reports, views_wall
 
 app_name = "monitoring"
 urlpatterns = [
@@ -26,6 +26,8 @@ urlpatterns = [
     path("leases/<uuid:uid>/metrics.csv", views_gpu.allocation_history_csv, name="allocation-history-csv"),
     path("metrics", views_gpu.prometheus, name="prometheus"),
     path("reports/", views_reports.reports, name="reports"),
+    path("reports/files/", views_exports.exports, name="exports"),
+    path("reports/files/<uuid:uid>/", views_exports.export_file, name="export-file"),
     path("reports/runs/<uuid:uid>/", views_reports.report_run_page, name="report-run"),
     path("reports/runs/<uuid:uid>/file/", views_reports.report_run_file, name="report-run-file"),
     path("reports/saved/<uuid:uid>/forget/", views_reports.report_forget_view, name="report-forget"),

@@ -57,7 +57,7 @@ def xlsx_write(
     words: dict[str, str],
     progress: Callable[[int], None] | None = None,
 ) -> None:
-    """Write the file. ValueError for more rows than a sheet holds."""
+    """Write the file; rows may come one by one. ValueError for more of them than a sheet holds."""
     book = xlsxwriter.Workbook(
         target,
         {
@@ -102,8 +102,6 @@ def _about(book: Any, about: Iterable[tuple[Any, Any]], title: str) -> None:
 def _sheet(
     book: Any, table: Table, name: str, words: dict[str, str], progress: Callable[[int], None] | None
 ) -> None:
-    if len(table.rows) > ROWS_AT_MOST:
-        raise ValueError("more rows than a sheet holds")
     sheet = book.add_worksheet(name)
     head = book.add_format(
         {"bold": True, "bg_color": "#EEF1F5", "bottom": 1, "text_wrap": True, "valign": "top"}
@@ -125,15 +123,21 @@ def _sheet(
     for place, label in enumerate(heads):
         sheet.write_string(0, place, text(label), head)
     sheet.freeze_panes(1, 1)
-    for number, row in enumerate(table.rows, start=1):
+    last = 0
+    total: list[Any] = [0 if column.sums else None for column in table.columns]
+    for last, row in enumerate(table.rows, start=1):
+        if last > ROWS_AT_MOST:
+            raise ValueError("more rows than a sheet holds")
         for place, (kind, column, is_ms) in enumerate(kinds):
-            _cell(sheet, number, place, row[column], kind, is_ms, formats[kind])
-        if progress is not None and number % 5000 == 0:
-            progress(number)
-    last = len(table.rows)
+            _cell(sheet, last, place, row[column], kind, is_ms, formats[kind])
+        for place, value in enumerate(row):
+            if total[place] is not None and value is not None:
+                total[place] += value
+        if progress is not None and last % 2000 == 0:
+            progress(last)
     if last:
         sheet.autofilter(0, 0, last, len(kinds) - 1)
-        _totals(sheet, table, kinds, last, totals, words["total"])
+        _totals(sheet, total, kinds, last, totals, words["total"])
 
 
 def _cell(sheet: Any, row: int, place: int, value: Any, kind: str, is_ms: bool, fmt: Any) -> None:
@@ -149,7 +153,7 @@ def _cell(sheet: Any, row: int, place: int, value: Any, kind: str, is_ms: bool, 
 
 def _totals(
     sheet: Any,
-    table: Table,
+    total: list[Any],
     kinds: list[tuple[str, int, bool]],
     last: int,
     formats: dict[str, Any],
@@ -157,7 +161,6 @@ def _totals(
 ) -> None:
     """Sums as formulas: hours from the sum of their milliseconds, money rounded to the micro unit it is exact to."""
     row = last + 1
-    total = table.total()
     for place, (kind, column, is_ms) in enumerate(kinds):
         value = total[column]
         if value is None:

@@ -200,7 +200,12 @@ class QuotaTree:
         twin = QuotaTree.__new__(QuotaTree)
         twin.nodes, twin.children, twin.roots = self.nodes, self.children, self.roots
         twin.post_order, twin.own, twin.subtree = self.post_order, self.own, self.subtree
-        twin.version, twin.kept, twin._guarantees, twin._paths = self.version, self.kept, self._guarantees, self._paths
+        twin.version, twin.kept, twin._guarantees, twin._paths = (
+            self.version,
+            self.kept,
+            self._guarantees,
+            self._paths,
+        )
         twin.counters = {
             node_id: Counters(c.charged, c.total, c.total_noninterruptible)
             for node_id, c in self.counters.items()

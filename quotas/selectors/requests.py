@@ -82,7 +82,9 @@ def with_open_step(rows: QuerySet[CapacityRequest]) -> QuerySet[CapacityRequest]
 def own_requests(user_id: int, *, limit: int) -> list[CapacityRequest]:
     """Open ones first, then the newest that ended."""
     rows = with_open_step(
-        CapacityRequest.objects.filter(requester_id=user_id, head=None).select_related("flavour", "department")
+        CapacityRequest.objects.filter(requester_id=user_id, head=None).select_related(
+            "flavour", "department"
+        )
     )
     ended = Case(When(state__in=REQUEST_OPEN, then=0), default=1, output_field=IntegerField())
     return list(rows.order_by(ended, "-id")[:limit])

@@ -19,12 +19,12 @@ from portal.kernel.errors import DomainError, NotFound
 from portal.kernel.units import MS_PER_HOUR, micro_from_money, scaled_int
 from portal.ops.actor import actor_of
 from quotas.models import LedgerEntry
+from quotas.selectors import line_rows as files
 from quotas.selectors.billing_time import billing_zone
 from quotas.selectors.money import LineFilter, Lines, book_months
 from quotas.selectors.month_report import ledger_mark
 from quotas.selectors.running import one_look
 from quotas.services.months import correction_book
-from quotas.web.money import files
 from quotas.web.money.common import about, filter_chips, lines_of, policy_of_request, signed_in
 
 RUNNING_SHOWN = 5

@@ -14,11 +14,11 @@ from portal.kernel.clock import now
 from portal.kernel.csv_export import csv_response, machine_csv, people_csv
 from portal.kernel.errors import Invalid
 from portal.kernel.units import MICRO, MS_PER_HOUR
+from quotas.selectors import line_rows as files
 from quotas.selectors.billing_time import billing_zone, month_of
 from quotas.selectors.money import Lines, book_state
 from quotas.selectors.month_report import GROUPINGS, MonthReport, ledger_mark, month_report
 from quotas.selectors.running import one_look
-from quotas.web.money import files
 from quotas.web.money.common import DEFINITIONS, about, filter_chips, lines_of, policy_of_request, signed_in
 
 SERIES = 7

@@ -22,12 +22,12 @@ from portal.kernel.units import micro_from_money
 from portal.ops.actor import actor_of
 from quotas.models import GpuFlavour, PriceRate
 from quotas.selectors.billing_time import billing_zone
+from quotas.selectors.line_rows import amount
 from quotas.selectors.money import LineFilter
 from quotas.selectors.month_report import ledger_mark
 from quotas.selectors.prices import rates
 from quotas.services.prices import rate_set
 from quotas.web.money.common import MONEY_ROLES, about, for_roles, policy_of_request
-from quotas.web.money.files import amount
 from quotas.web.money.ledger import show_error
 
 

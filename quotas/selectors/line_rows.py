@@ -8,6 +8,7 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
+from portal.kernel.tables import GPUS, HOURS, MONEY, Column
 from portal.kernel.units import MICRO, MS_PER_HOUR
 from quotas.models import LedgerEntry
 from quotas.selectors.billing_time import billing_zone
@@ -51,6 +52,33 @@ def people_columns() -> list[str]:
         _("Cost centre"), _("Flavour"), _("Site"), _("Node"), _("GPU"), _("Share of card"), _("GPU·h"),
         _("GPU-milliseconds"), _("Price per GPU·h"), _("Cost"), _("Reason"),
     ]  # fmt: skip
+
+
+def sheet_columns() -> list[Column]:
+    """The columns of a workbook of lines."""
+    return [
+        Column("entry", _("Entry")), Column("kind", _("Kind")), Column("day", _("Day")), Column("from", _("From")),
+        Column("to", _("To")), Column("request", _("Request")), Column("department", _("Department, then")),
+        Column("person", _("Person")), Column("cost_code", _("Cost centre")), Column("flavour", _("Flavour")),
+        Column("site", _("Site")), Column("node", _("Node")), Column("gpu", _("GPU")),
+        Column("share", _("Share of card"), GPUS), Column("hours", _("GPU·h"), HOURS),
+        Column("price", _("Price per GPU·h"), MONEY, added=False), Column("cost", _("Cost"), MONEY),
+        Column("reason", _("Reason")),
+    ]  # fmt: skip
+
+
+def sheet_rows(lines: Iterable[LedgerEntry]) -> Iterator[list[Any]]:
+    """Raw values of the columns of a workbook."""
+    zone = billing_zone()
+    for line in lines:
+        yield [
+            str(line.pk or _("running")), str(line.get_kind_display()), f"{line.local_day:%Y-%m-%d}",
+            f"{line.starts_at.astimezone(zone):%Y-%m-%d %H:%M:%S}",
+            f"{line.ends_at.astimezone(zone):%Y-%m-%d %H:%M:%S}", f"R-{line.request_id_ref}", line.department_path,
+            line.user_name, line.cost_code, line.flavour_name, line.site_code, line.node_name, line.gpu_label,
+            line.charge_milli, line.gpu_ms, line.micro_per_gpu_hour if line.rate_uid else None, line.amount_micro,
+            reason_text(line.reason),
+        ]  # fmt: skip
 
 
 def people_rows(lines: Iterable[LedgerEntry]) -> Iterator[list[Any]]:

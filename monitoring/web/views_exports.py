@@ -1,0 +1,92 @@
+"""Large files: ask for one, see how far it is, download it."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.http import FileResponse, HttpRequest, HttpResponseBase, HttpResponseRedirect
+from django.shortcuts import render
+from django.urls import reverse
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_http_methods, require_safe
+
+from monitoring.models import ExportJob
+from monitoring.services.exports import export_ask, may_fetch, path_of
+from portal.kernel.errors import DomainError, NotFound
+from portal.ops.actor import actor_of
+from quotas.selectors.money import book_months
+
+
+def kind_words() -> dict[str, str]:
+    """What each kind of file is, in the reader's language."""
+    return {
+        "lines_xlsx": _("Ledger lines, XLSX"),
+        "lines_people": _("Ledger lines, CSV for people"),
+        "lines_machines": _("Ledger lines, CSV for machines"),
+        "focus": _("FOCUS 1.2, a month"),
+    }
+
+
+def error_words() -> dict[str, str]:
+    """Why a file was not made, and what next."""
+    return {
+        "no_space": _("The disk is full. Nothing was written; ask again once there is room."),
+        "not_written": _(
+            "The file could not be written. Ask again; if it stays so, tell your administrator."
+        ),
+        "too_many_rows": _("A sheet holds 1,048,574 rows. Choose a month, or CSV."),
+        "forbidden": _("You no longer see what was asked for."),
+        "not_found": _("You no longer see what was asked for."),
+    }
+
+
+@login_required
+@require_http_methods(["GET", "HEAD", "POST"])
+def exports(request: HttpRequest) -> HttpResponseBase:
+    """``/reports/files/``: the reader's files; POST asks for one."""
+    if request.method == "POST":
+        try:
+            export_ask(
+                acting_user=actor_of(request), kind=request.POST.get("kind", ""), params=request.POST.dict()
+            )
+        except DomainError as error:
+            texts = [str(problem["detail"]) for problem in error.errors] or [str(error.detail)]
+            messages.error(request, " ".join(texts))
+        else:
+            messages.success(request, _("The file is being made; you will be told when it is ready."))
+        return HttpResponseRedirect(reverse("monitoring:exports"))
+    words, errors = kind_words(), error_words()
+    jobs = ExportJob.objects.filter(owner_id=request.user.pk).order_by("-id")[:50]
+    rows = [
+        {
+            "job": job,
+            "what": words.get(job.kind, job.kind),
+            "month": job.params.get("month", ""),
+            "percent": min(100, 100 * job.done // job.total) if job.total else 0,
+            "error": errors.get(job.error_code, job.error_code),
+            "tone": {"ready": "ok", "failed": "bad", "running": "info", "queued": "hold"}.get(
+                job.state, "mute"
+            ),
+        }
+        for job in jobs
+    ]
+    context = {
+        "rows": rows,
+        "kinds": list(words.items()),
+        "months": book_months(),
+        "active": any(job.state in ("queued", "running") for job in jobs),
+    }
+    return render(request, "monitoring/reports/files.html", context)
+
+
+@login_required
+@require_safe
+def export_file(request: HttpRequest, uid: UUID) -> HttpResponseBase:
+    """The finished file, for whoever asked for it and still sees all that is in it."""
+    job = ExportJob.objects.filter(uid=uid, state=ExportJob.State.READY).first()
+    policy = request.policy  # type: ignore[attr-defined]
+    if job is None or not may_fetch(job, policy) or not path_of(job).is_file():
+        raise NotFound(code="not_found", detail=_("There is no such file here, or it has expired."))
+    return FileResponse(path_of(job).open("rb"), as_attachment=True, filename=job.file_name)

@@ -1,0 +1,91 @@
+"""Ledger lines of one month of the books as FOCUS 1.2 rows, streamed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from datetime import UTC, date, datetime
+from decimal import ROUND_HALF_UP, Decimal
+from typing import Any
+
+from django.conf import settings
+
+from quotas.engine.billing import month_bounds
+from quotas.models import LedgerEntry
+from quotas.selectors.billing_time import billing_zone, first_of_month
+from quotas.selectors.money import Lines
+
+COLUMNS = (
+    "BilledCost", "BillingAccountId", "BillingAccountName", "BillingCurrency", "BillingPeriodEnd",
+    "BillingPeriodStart", "ChargeCategory", "ChargeClass", "ChargeDescription", "ChargeFrequency", "ChargePeriodEnd",
+    "ChargePeriodStart", "ConsumedQuantity", "ConsumedUnit", "ContractedCost", "ContractedUnitPrice", "EffectiveCost",
+    "InvoiceIssuerName", "ListCost", "ListUnitPrice", "PricingCategory", "PricingQuantity", "PricingUnit",
+    "ProviderName", "PublisherName", "RegionId", "ResourceId", "ResourceName", "ResourceType", "ServiceCategory",
+    "ServiceName", "SkuId", "SkuPriceId", "SubAccountId", "SubAccountName", "Tags", "x_LedgerEntry",
+    "x_GpuMilliseconds", "x_PriceKnown",
+)  # fmt: skip
+UNIT = "GPU-Hours"
+SERVICE = "GPU pool"
+FIELDS = (
+    "id", "kind", "department_id_ref", "department_path", "user_name", "cost_code", "flavour_name", "flavour__code",
+    "site_code", "node_name", "gpu_label", "request_id_ref", "starts_at", "ends_at", "local_day", "gpu_ms",
+    "micro_per_gpu_hour", "rate_uid", "amount_micro", "currency",
+)  # fmt: skip
+
+
+def focus_rows(lines: Lines) -> Iterator[list[str]]:
+    """One row a booked line of the filter's month, in order of the ledger. What still runs is not billed yet."""
+    month = lines.filter.month
+    assert month is not None
+    start, end = month_bounds(month.year, month.month, billing_zone())
+    account = settings.GPUPOOL_ORGANISATION or "GPU pool"
+    rows = lines.booked().order_by("id").values_list(*FIELDS).iterator(chunk_size=5000)
+    return _rows(rows, month, utc(start), utc(end), account)
+
+
+def _rows(
+    rows: Iterable[tuple[Any, ...]], month: date, start: str, end: str, account: str
+) -> Iterator[list[str]]:
+    for row in rows:
+        line = dict(zip(FIELDS, row, strict=True))
+        cost = money(line["amount_micro"])
+        price = money(line["micro_per_gpu_hour"]) if line["rate_uid"] is not None else "0.000000"
+        quantity = hours(line["gpu_ms"])
+        # A correction of a line of an earlier month's books; one in its own open month changes what is billed there.
+        correction = line["kind"] == LedgerEntry.Kind.CORRECTION
+        earlier = correction and first_of_month(line["local_day"]) < month
+        category = "Adjustment" if correction and not earlier else "Usage"
+        tags = {
+            "cost_code": line["cost_code"],
+            "user": line["user_name"],
+            "department": line["department_path"],
+        }
+        share = f"{line['flavour_name']}, {line['gpu_label'] or line['node_name']}"
+        what = f"Correction of {share}" if correction else f"Use of {share}"
+        stop = line["ends_at"] if line["ends_at"] > line["starts_at"] else None
+        yield [
+            cost, account, account, line["currency"], end, start, category, "Correction" if earlier else "", what,
+            "Usage-Based" if not correction else "One-Time", utc(stop) if stop else end, utc(line["starts_at"]),
+            quantity if not correction else "", "Hours" if not correction else "", cost, "" if correction else price,
+            cost, account, cost, "" if correction else price, "" if correction else "Standard", quantity, UNIT,
+            account, account, line["site_code"], line["gpu_label"], line["gpu_label"], "GPU", "Compute", SERVICE,
+            line["flavour__code"], str(line["rate_uid"] or ""), str(line["department_id_ref"]),
+            line["department_path"], json.dumps(tags, ensure_ascii=False), str(line["id"]), str(line["gpu_ms"]),
+            "true" if line["rate_uid"] is not None else "false",
+        ]  # fmt: skip
+
+
+def utc(moment: datetime) -> str:
+    """A time as FOCUS writes it."""
+    at = moment.astimezone(UTC)
+    return at.strftime("%Y-%m-%dT%H:%M:%SZ") if not at.microsecond else at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def money(micro: int) -> str:
+    """Exact, six decimals."""
+    return f"{'-' if micro < 0 else ''}{abs(micro) // 1_000_000}.{abs(micro) % 1_000_000:06d}"
+
+
+def hours(gpu_ms: int) -> str:
+    """GPU-hours to 15 decimals: times a price of up to a million it gives the cost to the last micro unit."""
+    return f"{(Decimal(gpu_ms) / 3_600_000).quantize(Decimal('1e-15'), rounding=ROUND_HALF_UP):f}"
