@@ -17,6 +17,7 @@ from quotas.engine.timetable import next_change
 from quotas.models import CapacityRequest
 from quotas.selectors.series import Progress, members_of
 from quotas.services.asking_series import timetable_of, weekly_of
+from quotas.services.series import HORIZON
 from quotas.web.forms import local_input
 from quotas.web.words import days_text, end_word, hours, weekdays, when
 
@@ -98,12 +99,20 @@ def after_rows(r: CapacityRequest) -> list[dict[str, Any]]:
     return out
 
 
-def members_page(head: CapacityRequest, number: str | None) -> dict[str, Any]:
-    """A page of a series' members, newest numbers of a service first among its open ones."""
+class Counted(Paginator):  # type: ignore[type-arg]
+    """Pages of rows whose number is known already."""
+
+    def __init__(self, rows: Any, count: int) -> None:
+        super().__init__(rows, SHOWN)
+        self.__dict__["count"] = count  # the place where the property keeps it once it has asked
+
+
+def members_page(head: CapacityRequest, number: str | None, count: int) -> dict[str, Any]:
+    """A page of a series' members; those of a service newest first."""
     rows = members_of(head)
     if head.series == Series.SERVICE:
         rows = rows.order_by("-id")
-    page = Paginator(rows, SHOWN).get_page(number)
+    page = Counted(rows, count).get_page(number)
     return {
         "page": page,
         "rows": [_member_row(m, head) for m in page],
@@ -158,12 +167,11 @@ def service_facts(r: CapacityRequest) -> dict[str, Any]:
 
 def coming_windows(r: CapacityRequest) -> list[dict[str, Any]]:
     """Occurrences of the coming weeks that are not in the queue yet, for leaving out ahead of time."""
-    known = set(members_of(r).values_list("member_index", flat=True))
-    moment = now()
+    later = now() + HORIZON
     return [
         {"day": one.day.isoformat(), "start": one.start, "length": hours(one.seconds)}
-        for one in occurrences(weekly_of(r.window), moment, moment + AHEAD)
-        if one.day.toordinal() not in known
+        for one in occurrences(weekly_of(r.window), later, now() + AHEAD)
+        if one.start >= later
     ][:SHOWN]
 
 

@@ -93,7 +93,7 @@ def request_detail(request: HttpRequest, uid: uuid.UUID) -> HttpResponse:
         "member_name": member_name(row, row.head.series) if row.head is not None else "",
         "series_text": series_text(row),
         "held": held_words(row),
-        "after": after_rows(row),
+        "after": after_rows(row) if row.waits else [],  # type: ignore[attr-defined]
         "places": place_rows(row),
         "can_unhold": own and row.held in ("dependency", "failed") and row.state == S.QUEUED,
         "can_renew": own and row.is_service and row.head_id is None and row.state in RENEWABLE,
@@ -110,9 +110,11 @@ RENEWABLE = (S.QUEUED, S.ALLOCATED, S.SERIES)
 
 def _series(request: HttpRequest, row: CapacityRequest) -> dict[str, Any]:
     """A series' members, how far it is, its timetable or coming windows."""
+    progress = progress_of(row)
+    begun = row.decided_at is not None
     out: dict[str, Any] = {
-        "members": members_page(row, request.GET.get("page")) if row.decided_at is not None else None,
-        "progress": progress_text(progress_of(row)),
+        "members": members_page(row, request.GET.get("page"), progress.all) if begun else None,
+        "progress": progress_text(progress),
         "service": service_facts(row) if row.series == CapacityRequest.Series.SERVICE else None,
     }
     if row.series == CapacityRequest.Series.WINDOW:

@@ -11,7 +11,7 @@ from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.core.paginator import Paginator
-from django.db.models import F, Q
+from django.db.models import Exists, F, OuterRef, Q
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import render
 from django.urls import reverse
@@ -24,7 +24,7 @@ from portal.kernel.clock import now
 from portal.kernel.errors import DomainError
 from portal.kernel.ids import uuid7
 from portal.ops.actor import actor_of
-from quotas.models import CapacityRequest, PriceRate, QuotaUsage
+from quotas.models import CapacityRequest, PriceRate, QuotaUsage, RequestDependency
 from quotas.selectors.approvals import subject_of
 from quotas.selectors.approvers import Deciders
 from quotas.selectors.flavours import flavours_on_offer
@@ -55,7 +55,8 @@ def find_request(request: HttpRequest, uid: uuid.UUID) -> CapacityRequest:
     """One request that the person may see, else 404: absent and forbidden look alike."""
     rows = with_open_step(visible_requests(request.policy))  # type: ignore[attr-defined]
     found = (
-        rows.select_related("flavour", "department", "requester", "head", "cloned_from")
+        rows.select_related("flavour__capacity", "department", "requester", "head", "cloned_from")
+        .annotate(waits=Exists(RequestDependency.objects.filter(request=OuterRef("pk"))))
         .filter(uid=uid)
         .first()
     )
