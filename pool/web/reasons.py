@@ -246,6 +246,11 @@ def _simple(code: str, f: Figures) -> Why:
             _("It is not known which of these nodes are close together."),
             _("A wider area, or the administrator's record of the places."),
         ),
+        "cannot_be_judged": (
+            _("The scheduler cannot judge this request."),
+            _("It is set aside so that others go on; an incident tells the administrators (%(error)s).")
+            % {"error": str(f.get("error", ""))[:80]},
+        ),
         "refused_on_apply": (
             _("Its place was taken while it was being placed; the next plan looks again."),
             "",

@@ -14,6 +14,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404, render
 from django.urls import reverse
 from django.utils.translation import gettext as _
+from django.utils.translation import pgettext
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from pool.models import SchedulerCycle, SchedulingPolicy
@@ -47,8 +48,8 @@ def _reader(request: HttpRequest) -> Policy:
 def tabs(current: str) -> list[dict[str, Any]]:
     """The views of the scheduler."""
     rows = [
-        ("decisions", "pool:decisions", _("Decisions")),
-        ("policies", "pool:policies", _("Policy")),
+        ("decisions", "pool:decisions", pgettext("scheduler", "Decisions")),
+        ("policies", "pool:policies", pgettext("scheduler", "Policy")),
     ]
     return [{"url": reverse(url), "label": label, "current": name == current} for name, url, label in rows]
 

@@ -18,6 +18,11 @@ WORDS: dict[str, tuple[Text, Text, Text]] = {
         _("A part of the installation failed ten times to take in what another told it."),
         _("Read the error below; once its cause is mended, tell the event again from the data admin."),
     ),
+    "request_cannot_be_judged": (
+        _("A request stops the scheduler's judgement"),
+        _("The scheduler failed over one request and set it aside, so that all others go on."),
+        _("Read the error below and report it; the request is tried again as soon as it is changed."),
+    ),
     "reclaim_thrashing": (
         _("Displaced again and again"),
         _(
