@@ -147,7 +147,7 @@ def test_a_window_starts_at_its_time_and_ends_with_it(house):
         assert env["GPUPOOL_WINDOW_END"] == "2026-06-16T08:00:00Z"
 
 
-def test_an_elastic_gang_starts_with_what_there_is_and_is_charged_for_that(house):
+def test_S144_an_elastic_gang_starts_with_what_there_is_and_is_charged_for_that(house):
     for _ in range(3):
         pool.node(house.h800)
     agreed(house.submit(gpus_per_node=8, nodes=1))
