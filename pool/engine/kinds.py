@@ -7,7 +7,7 @@ to an earlier state, another what-if over the same pool, and a second node in th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -48,9 +48,10 @@ class Kind(NamedTuple):
 class Overlay:
     """Kinds of the nodes on which a view must keep off some places; valid while the nodes' versions stand."""
 
+    owner: Kinds
     rows: list[int]
-    versions: list[int] = field(default_factory=list)
-    kinds: list[int] = field(default_factory=list)
+    versions: list[int]
+    kinds: list[int]
 
 
 class Kinds:

@@ -212,12 +212,12 @@ class PoolState:
         return kinds
 
     def _overlay(self, view: View) -> Overlay:
-        if view.overlay is None:
+        if view.overlay is None or view.overlay.owner is not self.scorer.kinds:
             card_row, card_node = self.fleet.card_row, self.fleet.card_node
             rows = {card_node[card_row[gpu_id]] for gpu_id in view.spans if gpu_id in card_row}
             rows |= {self.fleet.node_row[node_id] for node_id in view.host}
             ordered = sorted(rows)
-            view.overlay = Overlay(ordered, [-1] * len(ordered), [0] * len(ordered))
+            view.overlay = Overlay(self.scorer.kinds, ordered, [-1] * len(ordered), [0] * len(ordered))
         overlay = view.overlay
         for place, row in enumerate(overlay.rows):
             if overlay.versions[place] != self.versions[row]:
