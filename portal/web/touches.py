@@ -11,7 +11,7 @@ from portal.accounts.effects import Effect
 from quotas.models import CapacityRequest, QuotaUsage
 from quotas.services.usage import usage_recompute
 
-WAITING = ("in_approval", "returned", "needs_consent", "queued")
+WAITING = ("in_approval", "returned", "needs_consent", "queued", "series")
 
 
 def of_departments(act: str, department_ids: list[int]) -> list[Effect]:
