@@ -31,6 +31,7 @@ urlpatterns = [
     path("reports/runs/<uuid:uid>/", views_reports.report_run_page, name="report-run"),
     path("reports/runs/<uuid:uid>/file/", views_reports.report_run_file, name="report-run-file"),
     path("reports/saved/<uuid:uid>/forget/", views_reports.report_forget_view, name="report-forget"),
+    path("reports/waste/card/", views_reports.report_waste_card, name="report-waste-card"),
     path("reports/<slug:code>/", views_reports.report, name="report"),
     path("reports/<slug:code>/file/", views_reports.report_file, name="report-file"),
     path("reports/<slug:code>/keep/", views_reports.report_keep, name="report-keep"),

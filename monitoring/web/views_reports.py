@@ -132,6 +132,18 @@ def _chips(ask: Ask) -> list[tuple[str, str]]:
 @login_required
 @require_safe
 @one_look()
+def report_waste_card(request: HttpRequest) -> HttpResponse:
+    """A fragment for the finance home: this month's waste in money, and where it is."""
+    kind = KINDS["waste"]
+    answer = kind.make(ask_from(kind, {}, _policy(request)))
+    main = answer.tables[0]
+    context = {"stats": answer.stats, "main": main, "rows": main.linked[:5], "covered": answer.covered}
+    return render(request, "monitoring/reports/_waste_card.html", context)
+
+
+@login_required
+@require_safe
+@one_look()
 def report_file(request: HttpRequest, code: str) -> HttpResponse:
     """``/reports/<kind>/file/?format=people|machines|xlsx|pdf`` with the page's filter."""
     kind, ask = _ask(request, code)

@@ -13,6 +13,7 @@ from portal.accounts.models import Role
 from portal.kernel.clock import now
 from portal.kernel.units import MICRO
 from quotas.selectors.billing_time import billing_zone, month_of, next_month, previous_month
+from quotas.selectors.budgets import budget_states, seen_budgets
 from quotas.selectors.finance_home import Forecast, decisions, forecast
 from quotas.selectors.money import LineFilter, book_months
 from quotas.selectors.month_report import MonthReport, month_report
@@ -46,6 +47,10 @@ def finance_home(request: HttpRequest) -> HttpResponse:
         "forecast": outlook,
         "figure": chart(report, outlook),
         "movers": [(g, g.total.amount_micro - (g.before_micro or 0)) for g in movers[:5]],
+        "budgets": sorted(
+            budget_states(list(seen_budgets(policy, present)), policy.tree),
+            key=lambda b: (-b.worst.percent, b.path),
+        )[:6],
         "zone": billing_zone().key,
         "may_close": policy.keeps_books,
     }

@@ -15,16 +15,18 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_http_methods, require_safe
 
+from portal.accounts.policy import Policy
 from portal.kernel.clock import now
 from portal.kernel.csv_export import csv_response, machine_csv, people_csv
 from portal.kernel.errors import DomainError
 from portal.kernel.units import micro_from_money
 from portal.ops.actor import actor_of
 from quotas.models import GpuFlavour, PriceRate
-from quotas.selectors.billing_time import billing_zone
+from quotas.selectors.billing_time import billing_zone, month_of, previous_month
 from quotas.selectors.line_rows import amount
 from quotas.selectors.money import LineFilter
 from quotas.selectors.month_report import ledger_mark
+from quotas.selectors.price_preview import Preview, price_preview
 from quotas.selectors.prices import rates
 from quotas.services.prices import rate_set
 from quotas.web.money.common import MONEY_ROLES, about, for_roles, policy_of_request
@@ -113,10 +115,14 @@ def prices(request: HttpRequest) -> HttpResponse:
     """``/prices/``; POST puts a rate in force."""
     policy = policy_of_request(request)
     form = RateForm(request.POST or None)
+    preview: Preview | None = None
     if request.method == "POST":
         policy.require(policy.keeps_books)
-        if form.is_valid() and _save(request, form):
-            return HttpResponseRedirect(reverse("quotas:prices"))
+        if form.is_valid():
+            if "preview" in request.POST:
+                preview = _preview(form, policy)
+            elif _save(request, form):
+                return HttpResponseRedirect(reverse("quotas:prices"))
     found = list(rates())
     moment = now()
     rows, today, ticks = lanes(found, moment)
@@ -128,6 +134,7 @@ def prices(request: HttpRequest) -> HttpResponse:
         "rates": sorted(found, key=lambda r: (r.during.lower, r.pk), reverse=True)[:50],
         "missing": [f for f in GpuFlavour.objects.filter(active=True) if f.pk not in priced],
         "form": form,
+        "preview": preview,
         "may_set": policy.keeps_books,
         "zone": billing_zone().key,
         "now": moment,
@@ -137,6 +144,18 @@ def prices(request: HttpRequest) -> HttpResponse:
 
 def _holds(rate: PriceRate, moment: datetime) -> bool:
     return bool(rate.during.lower <= moment and (rate.during.upper is None or rate.during.upper > moment))
+
+
+def _preview(form: RateForm, policy: Policy) -> Preview:
+    """What last month would have cost at the price that is typed."""
+    data = form.cleaned_data
+    return price_preview(
+        flavour=data["flavour"],
+        micro_per_gpu_hour=micro_from_money(data["price"]),
+        site=data["site"].strip(),
+        month=previous_month(month_of(now())),
+        tree=policy.tree,
+    )
 
 
 def _save(request: HttpRequest, form: RateForm) -> bool:

@@ -11,11 +11,12 @@ from django.urls import reverse
 from portal.accounts.policy import DepartmentTree
 from portal.kernel.clock import set_clock
 from portal.kernel.errors import DomainError, Invalid
-from portal.kernel.units import MS_PER_HOUR
+from portal.kernel.units import MS_PER_HOUR, cost_micro
 from portal.notify.models import Notification
 from portal.ops.actor import SYSTEM, Actor
-from quotas.models import Budget, BudgetWarning
+from quotas.models import Budget, BudgetWarning, PriceRate
 from quotas.selectors.budgets import budget_states, budgets_in_force, stopped_departments
+from quotas.selectors.price_preview import price_preview
 from quotas.services.budgets import budget_end, budget_set, budgets_watch, period_end
 from quotas.services.ledger import ledger_accrue
 from tests.quotas.money.build import World, at, person, world
@@ -176,3 +177,31 @@ def test_page_and_api_show_each_reader_their_own(w: World) -> None:
         client.force_login(w.user)
         assert client.get(reverse("quotas:budgets")).status_code == 403
         assert client.get("/api/v1/budgets/").status_code == 403
+
+
+def test_what_a_month_would_have_cost_at_another_price(w: World) -> None:
+    w.lease(at("2026-04-10T00:00"), at("2026-04-10T10:00"))
+    w.lease(at("2026-04-10T00:00"), at("2026-04-10T00:01"), department=w.search, charge=333, site="bj")
+    client = Client()
+    client.force_login(person("fin", ("finance", None)))
+    client.cookies["django_language"] = "en"
+    form = {"flavour": w.flavour.pk, "price": "12.5", "reason": "x", "preview": "1"}
+    with set_clock(at("2026-05-02T00:00")):
+        page = client.post(reverse("quotas:prices"), form)
+        sited = price_preview(
+            flavour=w.flavour,
+            micro_per_gpu_hour=12_500_001,
+            site="bj",
+            month=date(2026, 4, 1),
+            tree=DepartmentTree.load(),
+        )
+    assert page.status_code == 200 and PriceRate.objects.count() == 1
+    preview = page.context["preview"]
+    # a minute at 333 milli: 19,980 GPU-ms
+    assert [(row.name, row.was, row.would) for row in preview.rows] == [
+        ("Lab / Vision", 100_000_000, 125_000_000),
+        ("Lab / Search", 55_500, 69_375),
+    ]
+    assert preview.difference == 25_013_875
+    assert "¥125.00" in page.content.decode()
+    assert [(row.was, row.would) for row in sited.rows] == [(55_500, cost_micro(19_980, 12_500_001))]
