@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from pool.engine import backfill
 from pool.engine.fit import Need
-from pool.engine.model import Member, Place, Request, Reserve
+from pool.engine.model import Kept, Member, Place, Request, Reserve
 from pool.engine.reasons import Reason, flavour_reason, place_reason, quota_blocked
 from pool.engine.round import Blocked, Placed, Round
 from pool.engine.world import FitKey, is_elastic, smallest
@@ -71,10 +71,11 @@ class Allocate:
             self.round.blocked.append(self._window(request, request.start_at))
             return
         kept = self.round.keeps.get(request.id)
-        if kept is not None and self._from_kept(request, kept.members):
+        if kept is not None:
+            self._judge_kept(request, kept)
             return
         kind = self._stuck.get(self._kind_key(request))
-        if kind is not None and kept is None and not (kind.promised and self._promises_left()):
+        if kind is not None and not (kind.promised and self._promises_left()):
             ends_at = self._ends_at(request)
             if ends_at is None or ends_at >= kind.ends_at:
                 self.round.blocked.append(Blocked(request, kind.reason, None, kind.lacks))
@@ -294,6 +295,15 @@ class Allocate:
         if not is_elastic(request) or nodes == request.nodes:
             return need
         return self.world.need(replace(request, nodes=nodes), need.flavour or "") or need
+
+    def _judge_kept(self, request: Request, kept: Kept) -> None:
+        """A request for which places are kept starts on them once they are free, and waits for that."""
+        if self._from_kept(request, kept.members):
+            return
+        flavour = self._flavour_of(request, kept.members)
+        waits = Reason("making_room", {"flavour": flavour, "evicts": 0, "until": kept.until}, flavour)
+        reason = self.round.made_room.get(request.id, waits)
+        self.round.blocked.append(Blocked(request, reason, None))
 
     def _from_kept(self, request: Request, members: tuple[Member, ...]) -> bool:
         """Start on the places kept for it, if all of them are free and quota allows."""

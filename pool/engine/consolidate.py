@@ -86,4 +86,5 @@ def _carry_out(round_: Round, blocked: Blocked, found: Found) -> bool:
         round_.new_keeps.append(Kept(moved.request_id, move.members, until))
     blocked.lacks = None
     blocked.reason = making_room(round_, blocked.request, found.need, len(moves), until)
+    round_.made_room[blocked.request.id] = blocked.reason
     return True

@@ -17,7 +17,7 @@ which costs nothing, and the round is played again with what was decided so far 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pool.engine import consolidate, preempt, reclaim, relayout
@@ -37,8 +37,8 @@ from pool.engine.model import (
     Waiting,
 )
 from pool.engine.order import Line, fair_shares
-from pool.engine.reasons import with_deadline
-from pool.engine.round import Round
+from pool.engine.reasons import Reason, with_deadline
+from pool.engine.round import Blocked, Round
 from pool.engine.victims import Bench
 from pool.engine.world import World
 
@@ -57,6 +57,7 @@ class _Settled:
     keeps: list[Kept] = field(default_factory=list)
     spared: list[Evict] = field(default_factory=list)
     leaving: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    made_room: dict[int, Reason] = field(default_factory=dict)
 
 
 def decide(
@@ -90,6 +91,7 @@ def decide(
             settled.spared = round_.spared
             settled.keeps += round_.new_keeps
             settled.leaving |= round_.leaving
+            settled.made_room |= round_.made_room
             if not round_.withdrawn:
                 break
             world.rollback(token)
@@ -113,6 +115,7 @@ def _hold_fast(round_: Round, settled: _Settled, pending: Sequence[Request]) -> 
     moving = {one.request_id: one.asks for one in world.running.values() if one.asks is not None}
     round_.users = dict(round_.snapshot.users)
     round_.leaving = dict(settled.leaving)
+    round_.made_room = dict(settled.made_room)
     for kept in (*sorted(round_.snapshot.kept, key=lambda one: one.request_id), *settled.keeps):
         request = asked.get(kept.request_id) or moving.get(kept.request_id)
         usable = all(
@@ -136,10 +139,8 @@ def _play(
     strict = policy.queueing == "strict"
     walked = pending if only is None or strict else [one for one in pending if one.id in only]
     _close_for_maintenance(round_)
-    for reserve in round_.snapshot.promised if only is not None else ():
-        if only is not None and reserve.request_id not in only:
-            world.state.add_hold(reserve.request_id, reserve.start_at, reserve.members)
-            round_.reserves.append(reserve)
+    if only is not None:
+        _hold_promises(round_, {request.id: request for request in pending}, only)
     line = Line(
         walked,
         world.trees,
@@ -163,6 +164,18 @@ def _play(
         reclaim.run(round_, bench, withdraw=withdraw)
         preempt.run(round_, bench, withdraw=withdraw)
         relayout.run(round_)
+
+
+def _hold_promises(round_: Round, asked: Mapping[int, Request], only: Collection[int]) -> None:
+    """What the last whole plan promised to requests that are not judged now."""
+    for reserve in round_.snapshot.promised:
+        request = asked.get(reserve.request_id)
+        if request is not None and request.id not in only:
+            round_.world.state.add_hold(request.id, reserve.start_at, reserve.members)
+            begins = reserve.start_at if request.start_at is not None else None
+            until = None if request.duration_ms is None else reserve.start_at + request.duration_ms
+            round_.occupancy.add(Occupied(reserve.members, until, begins, promise=True))
+            round_.reserves.append(reserve)
 
 
 def _close_for_maintenance(round_: Round) -> None:
@@ -203,6 +216,7 @@ def _waiting(round_: Round) -> list[Waiting]:
         lines.setdefault(_line_of(one.request), []).append(one.request.id)
     answer: list[Waiting] = []
     seen: dict[str | None, int] = {}
+    outlook = Outlook(round_)
     for one in round_.blocked:
         key = _line_of(one.request)
         line, before = lines[key], seen.get(key, 0)
@@ -211,7 +225,7 @@ def _waiting(round_: Round) -> list[Waiting]:
         estimate = (
             estimate_from(one.reserve.start_at, now, policy, basis) if one.reserve is not None else None
         )
-        reason = with_deadline(one.reason, one.request, estimate, now)
+        reason = with_deadline(outlook.add(one), one.request, estimate, now)
         answer.append(
             Waiting(
                 request_id=one.request.id,
@@ -226,6 +240,37 @@ def _waiting(round_: Round) -> list[Waiting]:
             )
         )
     return answer
+
+
+class Outlook:
+    """What a request that waits for a place is told beside the place: what its department may still use, and
+    when the next of its flavour comes free."""
+
+    CODES = frozenset({"no_node_fits", "no_card_fits", "no_slice_free", "waiting_for_release", "host_short"})
+
+    def __init__(self, round_: Round) -> None:
+        self.world, self.now = round_.world, round_.now
+        self._releases: dict[str, int] = {}
+        for one in self.world.running.values():
+            if one.flavour is not None and one.ends_at is not None:
+                at = max(one.ends_at, self.now)
+                self._releases[one.flavour] = min(at, self._releases.get(one.flavour, at))
+        self._known: dict[tuple[int, int, bool], Reason] = {}
+
+    def add(self, blocked: Blocked) -> Reason:
+        reason, request = blocked.reason, blocked.request
+        if reason.code not in self.CODES or reason.flavour is None:
+            return reason
+        key = (id(reason), request.department_id, request.interruptible)
+        if key not in self._known:
+            room = self.world.room(request.department_id, reason.flavour, interruptible=request.interruptible)
+            figures = dict(reason.figures)
+            if room is not None:
+                figures["may_use_milli"] = room
+            if reason.flavour in self._releases:
+                figures["next_release_at"] = self._releases[reason.flavour]
+            self._known[key] = Reason(reason.code, figures, reason.flavour)
+        return self._known[key]
 
 
 def _line_of(request: Request) -> str | None:

@@ -40,6 +40,8 @@ def settle(
     round_.new_keeps.append(Kept(request.id, found.members, until))
     blocked.lacks = None
     blocked.reason = making_room(round_, request, found.need, len(evicted), until)
+    if evicted:
+        round_.made_room[request.id] = blocked.reason
 
 
 def evictions(
@@ -68,5 +70,5 @@ def evictions(
 
 def making_room(round_: Round, request: Request, need: Need, evicted: int, until: int) -> Reason:
     """The reason of a request for which places are being freed."""
-    figures = {"flavour": need.flavour, "charge_milli": need.charge_milli, "evicts": evicted, "until": until}
+    figures = {"flavour": need.flavour, "evicts": evicted, "until": until}
     return Reason("making_room", figures, need.flavour)

@@ -337,7 +337,7 @@ class Policy:
     keep_for_preemptor_ms: int = 900_000
     max_victims: int = 64
     """For one request; more would be disturbed than it is worth."""
-    max_preemptors: int = 64
+    max_preemptors: int = 32
     """So many requests have room made for them in one decision; the next one goes on."""
     max_searches: int = 512
     """So many times room is sought in one decision."""

@@ -11,7 +11,7 @@ Source: BEHAVIOUR 5 (Preemption within a department); cases_preemption.json.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -55,10 +55,12 @@ def preempt(
     search = Search(round_, request, need)
     own = _Own(round_, bench, request, need, withdraw)
     found = search.find(own.line(spared=False))
-    claim = Claim.of(round_, request, need) if found is None and round_.policy.reclaim else None
+    claim = own.claim() if found is None and round_.policy.reclaim else None
     if claim is not None:
         others = claim.line(bench, strict=True, withdraw=withdraw, spared=False)
         found = search.find(chain(others, own.line(spared=False)))
+        if found is not None and own.claim(found.victims) is None:
+            found = None
     if own.sees_spared:
         meant = search.find(own.line(spared=True))
         victims = [one for one in meant.victims if one.running and one.running.spared] if meant else []
@@ -99,6 +101,16 @@ class _Own:
                 self.sees_spared = True
                 continue
             yield one
+
+    def claim(self, leaving: Sequence[Candidate] | None = None) -> Claim | None:
+        """What the request may take back from others once its department's own lower work (or of some victims,
+        its own part) is gone."""
+        candidates = self.line(spared=False) if leaving is None else leaving
+        mine = [one for one in candidates if one.department == self.request.department_id]
+        with self.round.world.what_if():
+            for one in mine:
+                one.release(self.round.world)
+            return Claim.of(self.round, self.request, self.need)
 
     def _less_important(self, priority: int, started_at: int) -> bool:
         if priority < self.request.priority:

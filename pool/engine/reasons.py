@@ -26,7 +26,7 @@ Codes, each with its figures:
     waiting_for_release   flavour, need, installed, free: everything of it is in use
     behind                requests, reserved_from: it fits now but would delay them
     closed_soon           closed_from, flavour: it fits now but would still run when nodes are closed
-    making_room           charge_milli, evicts, until, flavour: work ends so that it can start
+    making_room           evicts, until, flavour: work ends so that it can start
 
 Where a request has a deadline, its reason also says ``deadline_at`` and ``deadline_met``: whether it can still
 be met by what is known (None: nothing is known).
@@ -189,13 +189,15 @@ def _no_node(
             "excluded": excluded,
         }
         return Reason("waiting_for_release", figures, need.flavour)
+    fitting = sum(there >= request.per_node for there in free)
     told = sorted((-there, row, of) for row, there, of in zip(usable, free, size, strict=True) if there)
     figures = {
         "flavour": need.flavour,
         "need_per_node": request.per_node,
         "need_nodes": request.nodes,
         "best_free_on_one_node": best,
-        "nodes_that_fit": sum(there >= request.per_node for there in free),
+        "nodes_that_fit": fitting,
+        "nodes_missing": max(0, request.nodes - fitting),
         "missing": max(0, request.per_node - best),
         "free": total,
         "installed": installed,

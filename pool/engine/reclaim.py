@@ -207,11 +207,8 @@ class _Walk:
                 heapq.heappush(heap, (self._key(department), department))
 
     def _gather(self) -> None:
-        counters, guarantee = self.tree.counters, self.tree.guarantee
-        for department in self.bench.departments(self.flavour):
-            if department == self.claim.request.department_id or department not in self.tree.nodes:
-                continue
-            if counters[department].total <= guarantee(department):
+        for department in self.bench.above(self.flavour):
+            if department == self.claim.request.department_id:
                 continue
             common, branch = self.claim.common(department)
             side = self.claim.sides.get(common)

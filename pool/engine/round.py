@@ -62,6 +62,8 @@ class Round:
     leaving: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Allocations that end for somebody already, with the members that do (empty = all): one preemptor per
     victim."""
+    made_room: dict[int, Reason] = field(default_factory=dict)
+    """Requests that this plan frees places for already, with what to tell them."""
     _occupancy: Occupancy | None = None
     _charged: dict[int, list[Charge]] = field(default_factory=dict)
 
@@ -81,6 +83,8 @@ class Round:
 
     def has_ends(self) -> bool:
         """Whether anything that holds places has an end: else no promise can be made."""
+        if self._occupancy is not None and self._occupancy.window_ends:
+            return True
         return self.world.with_end > 0 or any(one.place.ends_at is not None for one in self.placed)
 
     def add(self, placed: Placed) -> None:

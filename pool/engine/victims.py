@@ -73,6 +73,7 @@ class Bench:
         self.minimum = MinimumRuns(round_.snapshot, round_.policy, round_.now)
         self._lists: dict[tuple[str, int], list[Candidate]] = {}
         self._unbegun: dict[tuple[str, int], list[Candidate]] = {}
+        self._above: dict[str, tuple[int, list[int]]] = {}
         self._lowest: dict[tuple[str, int], int | None] = {}
         self._placed: dict[tuple[str, int], list[Placed]] = {}
         for placed in round_.placed:
@@ -94,6 +95,20 @@ class Bench:
             found.sort(key=lambda one: one.key)
             self._lists[key] = found
         return self._lists[key]
+
+    def above(self, flavour: str) -> list[int]:
+        """Departments with work of a flavour that use more than their guarantee, by id."""
+        tree = self.world.trees[flavour]
+        known = self._above.get(flavour)
+        if known is None or known[0] != tree.version:
+            counters, guarantee = tree.counters, tree.guarantee
+            found = [
+                department
+                for department in self.departments(flavour)
+                if department in counters and counters[department].total > guarantee(department)
+            ]
+            known = self._above[flavour] = (tree.version, found)
+        return known[1]
 
     def unbegun(self, flavour: str, department: int) -> list[Candidate]:
         """What this plan would start in a department, lowest priority and newest first."""

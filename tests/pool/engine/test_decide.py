@@ -61,7 +61,8 @@ class TestWholeCards:
         assert waiting.code == "no_node_fits"
         assert waiting.figures == {
             "flavour": "A100", "need_per_node": 8, "need_nodes": 2, "best_free_on_one_node": 8,
-            "nodes_that_fit": 1, "missing": 0, "free": 15, "installed": 16,
+            "nodes_that_fit": 1, "nodes_missing": 1, "missing": 0, "next_release_at": NOW + 4 * HOUR,
+            "free": 15, "installed": 16,
             "nodes": [{"node": "n2", "free": 8, "of": 8}, {"node": "n1", "free": 7, "of": 8}],
             "nodes_with_free": 2, "excluded": [],
         }  # fmt: skip
@@ -80,7 +81,8 @@ class TestWholeCards:
         assert waiting.code == "no_node_fits"
         assert waiting.figures == {
             "flavour": "A100", "need_per_node": 8, "need_nodes": 1, "best_free_on_one_node": 5,
-            "nodes_that_fit": 0, "missing": 3, "free": 7, "installed": 16,
+            "nodes_that_fit": 0, "nodes_missing": 1, "missing": 3, "next_release_at": NOW + 4 * HOUR,
+             "free": 7, "installed": 16,
             "nodes": [{"node": "n1", "free": 5, "of": 8}, {"node": "n2", "free": 2, "of": 8}],
             "nodes_with_free": 2, "excluded": [{"because": "cordoned", "count": 1, "nodes": ["n3"]}],
         }  # fmt: skip
@@ -94,6 +96,7 @@ class TestWholeCards:
             "installed": 8,
             "free": 0,
             "excluded": [],
+            "next_release_at": NOW + 4 * HOUR,
         }
 
     def test_cards_of_one_link_group_are_kept_together(self) -> None:
