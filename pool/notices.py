@@ -148,7 +148,7 @@ def on_withdrawn(payload: dict[str, Any]) -> None:
     allocation = _allocation(payload)
     if allocation is not None and payload.get("why") != "still_needed":
         params = {"why": payload.get("why", "")}
-        _tell(allocation, "pool.reclaim_withdrawn", params, threshold=str(payload.get("case", "")))
+        _tell(allocation, "pool.reclaim_withdrawn", params, threshold=str(payload.get("case", ""))[-12:])
 
 
 def _allocation(payload: dict[str, Any]) -> Allocation | None:

@@ -82,7 +82,7 @@ class Executor(Protocol):
         """What is known of the member now."""
 
     def checkpoint(self, *, member: AllocationMember, order: dict[str, Any]) -> None:
-        """Order a checkpoint: `case` (its uid), `kind` signal or command, `signal`, `run` (a command line), `seconds`."""
+        """Order a checkpoint: `case` (its uid), `kind` signal or command, `signal`, `run` (a command), `seconds`."""
 
     def stop(self, *, member: AllocationMember, grace_s: float, signal: str = "SIGTERM") -> None:
         """Order the stop: signal, grace, kill."""

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import pgettext
 
 from pool.models import ReclaimCase
-from portal.web.tags.atoms import local_time
+from portal.kernel.clock import now
+from portal.web import formats
 
 Step = ReclaimCase.Step
 CLOSED = frozenset({Step.FREED, Step.FENCED, Step.WITHDRAWN})
@@ -64,29 +66,27 @@ def hook_words(case: ReclaimCase) -> str:
 def ladder_steps(case: ReclaimCase) -> list[dict[str, Any]]:
     """Notice, checkpoint (where there is a hook), stop, seen free: each with its stamp or when it is due."""
     rows = [_notice(case)]
-    if case.hook or case.checkpoint_at:
+    withdrawn = case.step == Step.WITHDRAWN
+    if case.checkpoint_at or (case.hook and not withdrawn):
         rows.append(_checkpoint(case))
-    rows.append(_stop(case))
-    rows.append(_free(case))
-    if case.step == Step.WITHDRAWN:
-        kept = [row for row in rows if row["s"] == "done"]
+    if withdrawn:
         note = _at(case.closed_at, withdrawn_words(case.withdrawn_why))
-        return [*kept, {"s": "done", "title": pgettext("reclaim", "Withdrawn"), "note": note}]
-    return rows
+        return [*rows, {"s": "done", "title": pgettext("reclaim", "Withdrawn"), "note": note}]
+    return [*rows, _stop(case), _free(case)]
 
 
 def _at(moment: datetime | None, words: str = "") -> SafeString | str:
-    from django.utils.html import format_html
-
+    """A moment on the reader's clock, and what is to be said of it."""
     if moment is None:
         return words
-    return format_html("{} {}", local_time(moment), words) if words else local_time(moment)
+    shown = formats.moment(moment, "", now())
+    return format_html('<time datetime="{}">{}</time> {}', moment.isoformat(timespec="seconds"), shown, words)
 
 
 def _notice(case: ReclaimCase) -> dict[str, Any]:
-    now = case.step == Step.NOTICE
-    note = _at(case.noticed_at) if not now else _at(case.grace_until, _("it is stopped, unless withdrawn"))
-    return {"s": "now" if now else "done", "title": pgettext("reclaim", "Notice"), "note": note}
+    current = case.step == Step.NOTICE
+    note = _at(case.grace_until, _("it is stopped, unless withdrawn")) if current else _at(case.noticed_at)
+    return {"s": "now" if current else "done", "title": pgettext("reclaim", "Notice"), "note": note}
 
 
 def _checkpoint(case: ReclaimCase) -> dict[str, Any]:
