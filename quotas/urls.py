@@ -45,5 +45,6 @@ urlpatterns: list[Any] = [
     path("quotas/changes/<uuid:uid>/", views_quotas.quota_change, name="quota-change"),
     path("quotas/changes/<uuid:uid>/do/<slug:act>/", views_quotas.quota_change_act, name="quota-change-act"),
     path("policy/", views_policy.approval_policy, name="policy"),
+    path("policy/priority/", views_policy.ask_rule_save, name="ask-rule"),
     *money_urlpatterns,
 ]

@@ -15,13 +15,15 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import pgettext
-from django.views.decorators.http import require_http_methods
+from django.views.decorators.http import require_http_methods, require_POST
 
+from portal.accounts.policy import Policy
 from portal.kernel.errors import DomainError, Invalid
 from portal.ops.actor import actor_of
 from quotas.engine.approval import Ask, Condition, Rule, evaluate, parse_policy
-from quotas.models import ApprovalPolicy, CapacityRequest
+from quotas.models import ApprovalPolicy, AskRule, CapacityRequest
 from quotas.services.approval_policy import policy_default_ensure, policy_publish
+from quotas.services.ask_rules import ask_rule_set
 from quotas.web import present
 from quotas.web.words import gpus, money, number
 
@@ -72,8 +74,47 @@ def approval_policy(request: HttpRequest) -> HttpResponse:
         if plan
         else [],
         "by": present.actor_word(current.published_by_name),
+        "ask_rules": AskRule.objects.select_related("department").order_by("department__name", "id"),
+        "ask_departments": department_options(policy),
     }
     return render(request, "quotas/policy.html", context, status=error.status if error is not None else 200)
+
+
+def department_options(policy: Policy) -> list[tuple[str, str]]:
+    """Departments whose highest priority the person may set: (uid, path)."""
+    led = policy.scope("lead", "pool_admin")
+    return [
+        (str(row.uid), policy.tree.path(row.pk))
+        for _depth, row in policy.tree.ordered()
+        if row.is_open and row.pk in led
+    ]
+
+
+@login_required
+@require_POST
+def ask_rule_save(request: HttpRequest) -> HttpResponse:
+    """Set or take away the highest priority that a department's people may ask."""
+    policy = request.policy  # type: ignore[attr-defined]
+    uid, typed = request.POST.get("department", ""), request.POST.get("priority_most", "").strip()
+    row = next((one for one in policy.tree.rows.values() if str(one.uid) == uid), None)
+    try:
+        if row is None:
+            raise Invalid.field("department", _("Choose a department."))
+        if typed and not typed.isdecimal():
+            raise Invalid.field("priority_most", _("A priority lies between 0 and 100."))
+        ask_rule_set(
+            acting_user=actor_of(request),
+            policy=policy,
+            department=row,
+            priority_most=int(typed[:9]) if typed else None,
+        )
+        messages.success(request, _("Saved."))
+    except DomainError as error:
+        if error.status == 403:
+            raise
+        texts = [str(problem["detail"]) for problem in error.errors] or [str(error.detail)]
+        messages.error(request, " ".join(texts))
+    return HttpResponseRedirect(reverse("quotas:policy"))
 
 
 def _json(text: str) -> Any:

@@ -10,7 +10,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from portal.kernel.clock import now
-from quotas.models import CapacityRequest
+from quotas.models import AskRule, CapacityRequest
 from quotas.services.lifecycle import request_allocated, request_ended
 from quotas.services.series import series_follow
 from tests.quotas import build
@@ -127,3 +127,19 @@ def test_a_clone_of_a_series_shows_all_its_wishes_again(house):
         else:
             assert (values["scale_by"], values["replicas"]) == ("timetable", 3)
             assert "3,3,3" in values["timetable"]
+
+
+def test_the_highest_priority_of_a_department_is_set_on_the_policy_page(house):
+    lead = client(house.chen)
+    lead.post("/policy/priority/", {"department": str(house.video.uid), "priority_most": "40"})
+    assert AskRule.objects.get().priority_most == 40
+    assert "Highest priority" in lead.get("/policy/").content.decode()
+    for wrong in ("101", "-1", "much"):
+        lead.post("/policy/priority/", {"department": str(house.video.uid), "priority_most": wrong})
+    assert AskRule.objects.get().priority_most == 40
+    answer = client(house.lin).post(
+        "/policy/priority/", {"department": str(house.video.uid), "priority_most": "1"}
+    )
+    assert answer.status_code == 403
+    lead.post("/policy/priority/", {"department": str(house.video.uid), "priority_most": ""})
+    assert AskRule.objects.count() == 0
