@@ -120,6 +120,9 @@ GROUPS: tuple[Group, ...] = (
                 ("/months/", "/month/"),
             ),
             Entry(
+                ("quotas:budgets",), "gauge", _("Budgets"), _r(FINANCE, AUDITOR, LEAD, ADMIN), ("/budgets/",)
+            ),
+            Entry(
                 ("quotas:prices", "quotas:price-list"),
                 "coins",
                 _("Price book"),
@@ -133,7 +136,13 @@ GROUPS: tuple[Group, ...] = (
                 _r(FINANCE, AUDITOR),
                 ("/ledger/",),
             ),
-            Entry(("monitoring:reports",), "chart", _("Reports"), _r(FINANCE, AUDITOR, ADMIN)),
+            Entry(
+                ("monitoring:reports",),
+                "chart",
+                _("Reports"),
+                _r(FINANCE, AUDITOR, ADMIN, LEAD),
+                ("/reports/",),
+            ),
         ),
     ),
     Group(

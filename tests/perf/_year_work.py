@@ -143,6 +143,7 @@ def _allocations(
                     key=lease.uid, request_id=allocation.request_id, department_id=allocation.department_id,
                     user_id=allocation.holder_id, flavour_id=allocation.flavour_id, site_code="site0",
                     node_name=f"n{card.node_id}", gpu_label=f"n{card.node_id}/{card.index}", charge_milli=1000,
+                    gpu_uid=card.uid,
                     started_at=allocation.started_at, ended_at=end, accrued_to=end or allocation.started_at,
                 )
             )  # fmt: skip

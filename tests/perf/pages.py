@@ -60,6 +60,10 @@ def _pages(year: Any) -> list[tuple[str, Any, str]]:
         ("month_users", year.finance, at("quotas:month") + "?by=user"),
         ("ledger", year.finance, at("quotas:ledger")),
         ("prices", year.finance, at("quotas:prices")),
+        ("budgets", year.finance, at("quotas:budgets")),
+        ("report", year.finance, at("monitoring:report", "utilization")),
+        ("chargeback", year.finance, at("monitoring:report", "chargeback")),
+        ("waits", year.finance, at("monitoring:report", "waits")),
         ("people", year.admin, at("accounts:people")),
         ("departments", year.admin, at("accounts:departments")),
         ("audit", year.admin, at("ops:audit")),
@@ -80,7 +84,16 @@ def _measure(year: Any, filled: float) -> dict[str, Any]:
         cursor.execute("ANALYZE")
     gc.collect()
     gc.freeze()  # as the process does that web servers are forked from: what is loaded is not looked through again
-    figures: dict[str, float] = {"fill_s": round(filled, 1)}
+    from monitoring.services.card_states import card_states_sweep
+    from monitoring.services.day_sums import days_sum
+
+    card_states_sweep()
+    began = time.monotonic()
+    days = days_sum(limit=400)
+    figures: dict[str, float] = {
+        "fill_s": round(filled, 1),
+        "day_sum_ms": round(1000 * (time.monotonic() - began) / max(1, days), 1),
+    }
     worst = {"p95_ms": 0.0, "queries": 0, "html_kb": 0.0}
     cold = ""
     for name, user, address in _pages(year):
