@@ -7,8 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from django.utils.formats import date_format
+from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
+
+from portal.kernel.units import from_ms
 
 Figures = Mapping[str, Any]
 
@@ -59,26 +63,51 @@ def _quota(f: Figures) -> Why:
 def _no_node(f: Figures) -> Why:
     need, best = f.get("need_per_node", 0), f.get("best_free_on_one_node", 0)
     sums = {"need": need, "best": best, "flavour": f.get("flavour", ""), "nodes": f.get("need_nodes", 1)}
-    many = int(f.get("need_nodes", 1) or 1)
-    headline = (
-        _("It needs %(nodes)d nodes with %(need)d free %(flavour)s each. The most on one node is %(best)d.")
-        % sums
-        if many > 1
-        else _("It needs %(need)d free %(flavour)s on one node. The most on one node is %(best)d.") % sums
-    )
+    many, fitting = int(f.get("need_nodes", 1) or 1), int(f.get("nodes_that_fit", 0) or 0)
+    if many > 1:
+        headline = _(
+            "It needs %(nodes)d nodes with %(need)d free %(flavour)s each; %(fitting)d have that many now."
+        ) % {**sums, "fitting": fitting}
+        rows = [
+            (_("Nodes asked"), str(many)),
+            (_("Nodes that fit now"), str(fitting)),
+            (_("Nodes missing"), str(max(0, many - fitting))),
+        ]
+        change = _("Fewer nodes, fewer GPUs per node, another model, or waiting for nodes to empty.")
+    else:
+        headline = (
+            _("It needs %(need)d free %(flavour)s on one node. The most on one node is %(best)d.") % sums
+        )
+        rows = [
+            (_("Asked on one node"), str(need)),
+            (_("Most free on one node"), str(best)),
+            (_("Missing"), str(max(0, int(need) - int(best)))),
+        ]
+        change = _("Fewer GPUs per node, another model, or waiting for a node to empty.")
     return Why(
         "no_node_fits",
         headline,
         _("%(free)s of %(installed)s are free, spread over nodes.")
         % {"free": f.get("free", 0), "installed": f.get("installed", 0)},
-        [
-            (_("Asked on one node"), str(need)),
-            (_("Most free on one node"), str(best)),
-            (_("Missing"), str(max(0, int(need) - int(best)))),
-        ],
+        [*rows, *_outlook(f)],
         [{"name": n.get("node"), "free": n.get("free", 0), "need": need} for n in f.get("nodes", [])][:6],
-        _("Fewer GPUs per node, another model, or waiting for a node to empty."),
+        change,
     )
+
+
+def _outlook(f: Figures) -> list[tuple[str, str]]:
+    """What the department may use beside this, and when the next card of the kind comes free, where known."""
+    rows: list[tuple[str, str]] = []
+    if f.get("may_use_milli") is not None:
+        rows.append((_("The department may still use"), _("%(n)s GPU") % {"n": _gpus(f["may_use_milli"])}))
+    if f.get("next_release_at") is not None:
+        rows.append(
+            (
+                _("Next release"),
+                date_format(localtime(from_ms(f["next_release_at"])), "SHORT_DATETIME_FORMAT"),
+            )
+        )
+    return rows
 
 
 def _release(f: Figures) -> Why:
@@ -87,7 +116,7 @@ def _release(f: Figures) -> Why:
         _("All %(installed)s GPUs of %(flavour)s that may take work are in use.")
         % {"installed": f.get("installed", 0), "flavour": f.get("flavour", "")},
         _("It needs %(need)s.") % {"need": f.get("need", 0)},
-        [(_("Asked"), str(f.get("need", 0))), (_("Free"), str(f.get("free", 0)))],
+        [(_("Asked"), str(f.get("need", 0))), (_("Free"), str(f.get("free", 0))), *_outlook(f)],
         change=_("Another model that is free, or waiting for a release."),
     )
 
@@ -254,6 +283,11 @@ def _simple(code: str, f: Figures) -> Why:
         "refused_on_apply": (
             _("Its place was taken while it was being placed; the next plan looks again."),
             "",
+        ),
+        "making_room": (_("Work ends on the places kept for it; it starts when they are free."), ""),
+        "closed_soon": (
+            _("It would still run when its nodes are closed for maintenance."),
+            _("A shorter run, or the end of the maintenance."),
         ),
         "starting": (_("A place was found; it starts now."), ""),
         "new": (_("The next plan will judge it, within seconds."), ""),
