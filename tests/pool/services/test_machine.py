@@ -53,6 +53,7 @@ from portal.accounts.models import Department
 from portal.kernel.clock import set_clock
 from portal.kernel.errors import DomainError
 from portal.ops.actor import SYSTEM
+from portal.ops.models import OutboxEvent
 from portal.ops.services.outbox import outbox_deliver
 from quotas.models import CapacityRequest, QuotaUsage
 from quotas.services.requests import request_withdraw
@@ -402,6 +403,7 @@ class World(RuleBasedStateMachine):
     @invariant()
     def nothing_failed_unseen(self):
         assert self.errors.seen == []
+        assert not OutboxEvent.objects.exclude(last_error="").exists()
 
     @invariant()
     def used_is_what_open_leases_say(self):

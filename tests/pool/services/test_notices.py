@@ -105,3 +105,23 @@ def test_what_was_released_by_its_holder_needs_no_notice(running):
         pool.report_free(running)
         outbox_deliver()
     assert titles("pool.allocation_ended") == []
+
+
+def test_idle_work_and_a_notice_that_was_withdrawn_are_told_once_each(running):
+    from pool.services.idle import IdleFinding, idle_findings_take
+    from pool.services.reclaim_rules import rules_publish
+
+    rules_publish(acting_user=SYSTEM, values={"idle_everybody": True}, reason="also what is guaranteed")
+    idle = IdleFinding(running.pk, "idle", T)
+    for minutes in (61, 62, 92):
+        with set_clock(T + timedelta(minutes=minutes)):
+            idle_findings_take(findings=[idle])
+            outbox_deliver()
+            deliver_all_again()
+    assert titles("pool.allocation_idle") == [f"{running.ref} counts as idle"]
+    assert len(titles("pool.allocation_reclaim")) == 1
+    with set_clock(T + timedelta(minutes=95)):
+        idle_findings_take(findings=[IdleFinding(running.pk, "busy")])
+        outbox_deliver()
+        deliver_all_again()
+    assert titles("pool.reclaim_withdrawn") == [f"{running.ref} keeps its GPUs"]
