@@ -31,7 +31,9 @@ def rule_words(code: str) -> str:
         "idle_window": _("both signals were quiet for the whole idle window"),
         "over_quota": _("its department is over its quota"),
         "owner_below_guarantee": _("an owner below its guarantee asks for it"),
-        "higher_priority": _("more important work of the same department waits"),
+        "owner_within_guarantee": _("an owner asks for what is guaranteed to it"),
+        "within_fair_share": _("another borrower is below its fair share"),
+        "higher_priority_same_department": _("more important work of the same department waits"),
         "consolidate": _("it is moved, so that a larger request fits"),
     }
     return table.get(code, code.replace("_", " "))
