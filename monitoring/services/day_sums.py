@@ -32,19 +32,19 @@ from quotas.selectors.running import running_now
 SETTLE_DAYS = 2
 """Days after its end in which a day is made again at each run: late telemetry mends it."""
 
-RUN_DAYS = 20
-"""Days made in one run at most, so that a long history is worked off in several."""
+RUN_DAYS = 60
+"""Days made in one run at most, the newest first, so that a long history is worked off in several."""
 
 _LOCK = 7_301_006
 
 
 def days_sum(*, limit: int = RUN_DAYS) -> int:
-    """Make the days that are due, oldest first; returns their number. One run at a time.
+    """Make the days that are due, newest first; returns their number. One run at a time.
 
     A day whose telemetry was dropped since (GPUPOOL_HOUR_DAYS) keeps the sums it has.
     """
     made = 0
-    for day in _due()[:limit]:
+    for day in sorted(_due(), reverse=True)[:limit]:
         with transaction.atomic():
             with connection.cursor() as cursor:
                 cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [_LOCK])

@@ -163,17 +163,12 @@ def seen_budgets(policy: Policy, day: date) -> QuerySet[Budget]:
     return found if scope.everything else found.filter(scope.q("department_id"))
 
 
-def stopped_departments(tree: DepartmentTree | None = None) -> frozenset[int]:
-    """Departments in which nothing new may start above the guarantee, because a budget of theirs or of one above
-    them that stops is used up.
+def stopped_roots(tree: DepartmentTree | None = None) -> frozenset[int]:
+    """Departments with a budget that stops and is used up: they and all below them start nothing new above the
+    guarantee. One query where no budget stops.
     """
-    today = local_day(now(), billing_zone())
-    budgets = list(budgets_in_force(today).filter(stops=True))
+    budgets = list(budgets_in_force(local_day(now(), billing_zone())).filter(stops=True))
     if not budgets:
         return frozenset()
-    tree = tree or DepartmentTree.load()
-    stopped: set[int] = set()
-    for state in budget_states(budgets, tree):
-        if state.used_up:
-            stopped.update(tree.subtree(state.budget.department_id))
-    return frozenset(stopped)
+    states = budget_states(budgets, tree or DepartmentTree.load())
+    return frozenset(state.budget.department_id for state in states if state.used_up)

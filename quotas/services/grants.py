@@ -7,7 +7,8 @@ refused unless an administrator overrides them; the warning is then kept with th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -25,8 +26,9 @@ from portal.ops.actor import Actor
 from portal.ops.outbox import outbox_add
 from portal.ops.services.audit import audit_record
 from quotas.models import GpuFlavour, QuotaGrant, QuotaUsage
+from quotas.selectors.budgets import stopped_roots
 from quotas.selectors.grants import GrantNumbers, SumCheck, grant_numbers, sum_checks
-from quotas.selectors.trees import grants_now
+from quotas.selectors.trees import department_parents, grants_now
 from quotas.services.locks import flavour_lock
 from quotas.services.usage import limits_copy
 
@@ -123,8 +125,7 @@ def limits_apply(*, flavour_id: int) -> int:
     """
     with transaction.atomic():
         flavour = flavour_lock(flavour_id)
-        grants = grants_now(flavour_id, now())
-        limits = {pk: GrantNumbers.of(grant) for pk, grant in grants.items()}
+        limits = limits_now(flavour_id)
         changed = limits_copy(flavour_id=flavour_id, limits=limits)
         if changed:
             outbox_add(
@@ -133,9 +134,32 @@ def limits_apply(*, flavour_id: int) -> int:
         return changed
 
 
+def limits_now(flavour_id: int) -> dict[int, GrantNumbers]:
+    """The limits that hold now: those of the grants in force, and nothing to borrow for a department whose budget
+    stops and is used up (it keeps its guarantee, or where it has no grant what is guaranteed below it).
+    """
+    limits = {pk: GrantNumbers.of(grant) for pk, grant in grants_now(flavour_id, now()).items()}
+    stopped = stopped_roots()
+    if not stopped:
+        return limits
+    below: dict[int, list[int]] = defaultdict(list)
+    for pk, parent in department_parents().items():
+        if parent is not None:
+            below[parent].append(pk)
+
+    def guaranteed(pk: int) -> int:
+        return limits[pk].guaranteed if pk in limits else sum(guaranteed(child) for child in below[pk])
+
+    held_back = {
+        pk: replace(limits.get(pk) or GrantNumbers(guaranteed=guaranteed(pk)), borrow_limit=0)
+        for pk in stopped
+    }
+    return limits | held_back
+
+
 def limits_sweep() -> int:
-    """Apply grants that began or ended since the last run; returns how many flavours changed. Safe to run
-    twice, and after a missed night.
+    """Apply grants that began or ended since the last run, and budgets that are used up or no longer hold; returns
+    how many flavours changed. Safe to run twice, and after a missed night.
     """
     moment = now()
     due = QuotaUsage.objects.filter(granted=True).values_list("flavour_id", flat=True).distinct()
@@ -185,9 +209,8 @@ def sum_error(check: SumCheck) -> Conflict:
 
 
 def _differs(flavour_id: int) -> bool:
-    grants = {pk: GrantNumbers.of(grant) for pk, grant in grants_now(flavour_id, now()).items()}
     rows = QuotaUsage.objects.filter(flavour_id=flavour_id, granted=True)
-    return grants != {row.department_id: GrantNumbers.of(row) for row in rows}
+    return limits_now(flavour_id) != {row.department_id: GrantNumbers.of(row) for row in rows}
 
 
 def _make_room(department_id: int, flavour_id: int, start: datetime, end: datetime | None) -> None:

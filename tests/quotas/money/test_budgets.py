@@ -14,10 +14,11 @@ from portal.kernel.errors import DomainError, Invalid
 from portal.kernel.units import MS_PER_HOUR, cost_micro
 from portal.notify.models import Notification
 from portal.ops.actor import SYSTEM, Actor
-from quotas.models import Budget, BudgetWarning, PriceRate
-from quotas.selectors.budgets import budget_states, budgets_in_force, stopped_departments
+from quotas.models import Budget, BudgetWarning, PriceRate, QuotaGrant, QuotaUsage
+from quotas.selectors.budgets import budget_states, budgets_in_force, stopped_roots
 from quotas.selectors.price_preview import price_preview
 from quotas.services.budgets import budget_end, budget_set, budgets_watch, period_end
+from quotas.services.grants import limits_sweep
 from quotas.services.ledger import ledger_accrue
 from tests.quotas.money.build import World, at, person, world
 
@@ -91,17 +92,35 @@ def test_each_threshold_is_told_once_to_leads_and_finance(w: World) -> None:
     assert budget.warnings.count() == 3
 
 
-def test_a_used_up_budget_that_stops_names_its_subtree(w: World) -> None:
+def test_a_used_up_budget_that_stops_takes_away_what_may_be_borrowed_until_it_ends(w: World) -> None:
+    def limits() -> dict:
+        rows = QuotaUsage.objects.filter(flavour=w.flavour, granted=True)
+        return {row.department_id: (row.guaranteed, row.borrow_limit) for row in rows}
+
+    always = (at("2026-01-01T00:00"), None)
+    QuotaGrant.objects.create(department=w.root, flavour=w.flavour, guaranteed=9000, during=always)
+    QuotaGrant.objects.create(
+        department=w.vision, flavour=w.flavour, guaranteed=4000, borrow_limit=2000, during=always
+    )
     with set_clock(at("2026-05-01T00:00")):
-        budget = set_for(w, department=w.root, amount_micro=100_000_000, stops=True)
+        budget = set_for(w, amount_micro=100_000_000, stops=True)
+        for_nobody = set_for(w, department=w.search, amount_micro=1_000_000, stops=True)
+        assert limits_sweep() == 1
+        before = {w.root.pk: (9000, None), w.vision.pk: (4000, 2000)}
+        assert limits() == before
     w.lease(at("2026-05-02T00:00"), at("2026-05-02T09:59"))
     with set_clock(at("2026-05-03T00:00")):
-        assert stopped_departments() == frozenset()
-    w.lease(at("2026-05-03T00:00"), at("2026-05-03T00:01"), department=w.search)
+        assert stopped_roots() == frozenset() and limits_sweep() == 0
+    w.lease(at("2026-05-03T00:00"), at("2026-05-03T00:01"))
+    w.lease(at("2026-05-03T00:00"), at("2026-05-03T01:00"), department=w.search)
     with set_clock(at("2026-05-04T00:00")):
-        assert stopped_departments() == {w.root.pk, w.vision.pk, w.search.pk}
+        assert stopped_roots() == {w.vision.pk, w.search.pk}
+        assert limits_sweep() == 1 and limits_sweep() == 0
+        assert limits() == {**before, w.vision.pk: (4000, 0), w.search.pk: (0, 0)}
         budget_end(acting_user=SYSTEM, budget=budget)
-        assert stopped_departments() == frozenset()
+        budget_end(acting_user=SYSTEM, budget=for_nobody)
+        assert limits_sweep() == 1
+        assert limits() == before
     with set_clock(at("2026-06-01T00:00")):
         assert list(budgets_in_force(date(2026, 6, 1))) == []
 
