@@ -96,6 +96,7 @@ class ReclaimModeViewSet(ApiViewSet):
     """How far taking back acts, department by department."""
 
     serializer_class = s.ModeSerializer
+    pagination_class = None
 
     @extend_schema(responses=s.ModeSerializer(many=True))
     def list(self, request: Request) -> Response:
@@ -138,6 +139,7 @@ class ReclaimRulesViewSet(ApiViewSet):
     """The numbers of taking back."""
 
     serializer_class = s.RulesSerializer
+    pagination_class = None
 
     @extend_schema(responses=s.RulesSerializer)
     def list(self, request: Request) -> Response:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
 from django.http import Http404
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 from rest_framework import exceptions, status
 from rest_framework.pagination import CursorPagination, PageNumberPagination
@@ -121,6 +124,20 @@ class Cursor(CursorPagination):
             raise Invalid.field("cursor", _("This is no cursor of ours.")) from None
 
 
+def time_param(request: Request, name: str) -> datetime | None:
+    """A query parameter as an ISO instant with its zone (`Z` or an offset); None where it is not sent."""
+    value = request.query_params.get(name, "")
+    if not value:
+        return None
+    try:
+        parsed = parse_datetime(value.replace(" ", "+"))
+    except ValueError:
+        parsed = None
+    if parsed is None or timezone.is_naive(parsed):
+        raise Invalid.field(name, _("An instant like 2026-06-16T06:03:12Z."))
+    return parsed
+
+
 def check_if_match(request: Request, version: int) -> None:
     """Compare `If-Match` (where sent) with the object's version; the ETag is the quoted version number."""
     sent = request.headers.get("If-Match")
@@ -146,4 +163,5 @@ __all__ = [
     "problem",
     "problem_handler",
     "status",
+    "time_param",
 ]

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
 from uuid import UUID
 
-from django.utils import timezone
-from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext_lazy as _
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter
@@ -49,20 +46,6 @@ def choice_param(request: Request, name: str, known: Iterable[str], default: str
 def bool_param(request: Request, name: str) -> bool | None:
     """true or false, or None where it is not sent."""
     return TRUTH.get(choice_param(request, name, TRUTH))
-
-
-def time_param(request: Request, name: str) -> datetime | None:
-    """An ISO instant with its zone (`Z` or an offset)."""
-    value = request.query_params.get(name, "")
-    if not value:
-        return None
-    try:
-        parsed = parse_datetime(value.replace(" ", "+"))
-    except ValueError:
-        parsed = None
-    if parsed is None or timezone.is_naive(parsed):
-        raise Invalid.field(name, _("An instant like 2026-06-16T06:03:12Z."))
-    return parsed
 
 
 def department_param(request: Request, tree: DepartmentTree, name: str = "department") -> Department | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,7 +41,11 @@ def operations(schema: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any
     """(method, address with made-up ids, description) of every operation."""
     for path, methods in schema["paths"].items():
         for method, described in methods.items():
-            yield method, path.format(**NOBODYS), described
+            yield method, re.sub(r"{(\w+)}", made_up, path), described
+
+
+def made_up(found: re.Match[str]) -> str:
+    return NOBODYS.get(found[1], NOBODYS["uid"])
 
 
 def refusal(answer: Any) -> tuple[int, str, list[str]]:
@@ -64,7 +69,7 @@ def test_query_parameters_that_are_not_described(client: APIClient, schema: dict
 
 
 def test_values_that_are_not_described(client: APIClient, schema: dict[str, Any]) -> None:
-    seen = set()
+    seen, taken = set(), []
     for method, url, described in operations(schema):
         for parameter in described.get("parameters", []):
             if parameter["in"] != "query":
@@ -78,21 +83,25 @@ def test_values_that_are_not_described(client: APIClient, schema: dict[str, Any]
             if answer.status_code == 404 and (kind == "date-time" or name.startswith("page")):
                 assert NOBODYS["uid"] in url  # what it is a part of is looked up first
                 continue
-            assert refusal(answer) == refused(name), f"{method} {url} {name}={value}"
+            if answer.status_code != 400 or refusal(answer) != refused(name):
+                taken.append(f"{method} {url} {name}={value}")
             seen.add(kind)
+    assert taken == []
     assert seen == {"enum", "boolean", "integer", "uuid", "date-time"}
 
 
 def test_pages_and_orders(client: APIClient, schema: dict[str, Any]) -> None:
     lists = 0
     for method, url, described in operations(schema):
+        if method != "get":
+            continue
         names = {p["name"] for p in described.get("parameters", []) if p["in"] == "query"}
         for name in {"page", "page_size"} & names:
             for value in ("0", "-1", "1.5", "ten", "²"):
                 if NOBODYS["uid"] in url:
                     continue
                 assert refusal(client.get(f"{url}?{name}={value}")) == refused(name), f"{url} {name}={value}"
-        if "ordering" not in names and method == "get":
+        if "ordering" not in names:
             assert refusal(client.get(f"{url}?ordering=name")) == refused("ordering")
         lists += "page_size" in names
     assert lists >= 18
