@@ -100,6 +100,12 @@ def main_classes(mix: Mix) -> list[tuple[TaskClass, int]]:
     return kept
 
 
+def cpu_without_cards(mix: Mix) -> float:
+    """The part of the CPU asked for that goes to work without cards; 0 where nobody names any."""
+    without = sum(one.cpu_milli * count for one, count in mix.classes if not one.per_node)
+    return without / max(1, sum(one.cpu_milli * count for one, count in mix.classes))
+
+
 def tied_demand(mix: Mix, flavours: Iterable[str], most: int = 32) -> list[tuple[tuple[str, ...], int]]:
     """Which sets of flavours work is tied to, with its milli-GPU, the largest first; at most ``most`` sets."""
     known = set(flavours)

@@ -6,7 +6,17 @@ import pytest
 
 from pool.engine import state as state_module
 from pool.engine.fit import need_of
-from pool.engine.mix import FULL_WEIGHT, PRIOR, class_of, learn, main_classes, mix_of, tied_demand, with_prior
+from pool.engine.mix import (
+    FULL_WEIGHT,
+    PRIOR,
+    class_of,
+    cpu_without_cards,
+    learn,
+    main_classes,
+    mix_of,
+    tied_demand,
+    with_prior,
+)
 from pool.engine.model import Gpu, Member, Mix, Node, Request, Take, TaskClass
 from pool.engine.placement import find
 from pool.engine.price import UNIT
@@ -52,12 +62,19 @@ class TestCost:
         assert state.scorer.costs(work).card_on(kind) == 700
 
     def test_usable_cards_are_capped_by_the_cpu_that_feeds_them(self) -> None:
-        """Work of 10 vCPU a card; 20 vCPU feed 2 cards, times 1.5 are 3 of the 4. Taking 10 vCPU costs 1.5 cards."""
+        """Work of 10 vCPU a card: 20 vCPU feed 2 cards, times 1.93 are 3.86 of the 4. Taking 10 vCPU costs half."""
         mix = Mix(((TaskClass(10_000, 1, 1000), 5),))
         state = PoolState([node(1, 4, "T4", cpu_milli=20_000)], mix=mix)
         work = Work(frozenset(), "cpu", 0, cpu=10_000)
-        lost = 3 * UNIT // 2
-        assert cost(state, work) == lost + PER_FREE_MILLI * 4000 + PER_FREE_CPU * 10_000
+        assert cost(state, work) == 1.93 * UNIT + PER_FREE_MILLI * 4000 + PER_FREE_CPU * 10_000
+
+    def test_cpu_that_goes_to_work_without_cards_feeds_none(self) -> None:
+        """Half of all CPU: the same 20 vCPU are counted on to feed half as many cards."""
+        mix = Mix(((TaskClass(10_000, 1, 1000), 5), (TaskClass(5_000, 0, 0), 10)))
+        assert cpu_without_cards(mix) == 0.5
+        state = PoolState([node(1, 4, "T4", cpu_milli=20_000)], mix=mix)
+        work = Work(frozenset(), "cpu", 0, cpu=10_000)
+        assert cost(state, work) == 0.965 * UNIT + PER_FREE_MILLI * 4000 + PER_FREE_CPU * 10_000
 
     def test_classes_that_may_not_use_a_model_do_not_count_on_it(self) -> None:
         """Half of the work wants 500 of an A100 only: on a T4 the other half is all there is."""
