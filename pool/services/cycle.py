@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import structlog
 from django.db import connection, transaction
@@ -20,6 +20,7 @@ from django.db import connection, transaction
 from pool.engine.decide import decide
 from pool.engine.model import Place, Plan, Waiting
 from pool.models import SchedulerCycle
+from pool.selectors.planner_history import mix_learn, use_by_person
 from pool.services.decisions import cycle_close, cycle_open, decides
 from pool.services.feed import feed_clean
 from pool.services.plan_apply import Applied
@@ -44,6 +45,7 @@ WHOLE_S = 60.0
 PRESSED_S = 5.0
 """A blocked new request makes a whole cycle due, but not sooner than so long after the last one."""
 CLEAN_S = 300.0
+LEARN_EVERY = timedelta(hours=1)
 
 _planning: ContextVar[bool] = ContextVar("pool_planning", default=False)
 
@@ -80,7 +82,16 @@ class Planner:
     whole_at: datetime | None = None
     next_moment: int | None = None
     pressed: bool = False
+    learnt_at: datetime | None = None
     cleaned: float = field(default_factory=time.monotonic)
+
+    def learn(self, at: datetime) -> None:
+        """Learn from history once an hour."""
+        if self.learnt_at is not None and timedelta(0) <= at - self.learnt_at < LEARN_EVERY:
+            return
+        self.memory.mix = mix_learn(self.memory.facts, at)
+        self.memory.user_use = use_by_person(at)
+        self.learnt_at = at
 
     def scope(self, at: datetime) -> tuple[int, ...] | None:
         """Whom to judge now: None everybody, otherwise these requests (perhaps nobody)."""
@@ -124,13 +135,26 @@ def schedule_cycle(*, cause: str = "beat") -> CycleResult:
                     return result
                 result += _run(_planner, cause)
             if not _planner.memory.behind():
+                return result
+            if result.whole:
                 break
+        _again()
         return result
     finally:
         _planning.reset(token)
 
 
+def _again() -> None:
+    """Have a worker plan on: this cycle has done its share, and there is more."""
+    from pool.tasks import schedule_cycle as task
+
+    task.apply_async(("again",), retry=False)
+
+
 def _run(planner: Planner, cause: str) -> CycleResult:
+    """Rounds of looking and planning: everybody is judged at most once, and again only where something was refused
+    on writing; news that need more are left to the next cycle.
+    """
     result = CycleResult(True)
     try:
         for _round in range(ROUNDS):
@@ -138,7 +162,7 @@ def _run(planner: Planner, cause: str) -> CycleResult:
             planner.memory.refresh()
             at = now()
             only = planner.scope(at)
-            if only == ():
+            if only == () or (only is None and result.whole and not result.refused):
                 break
             result += _round_of(planner, cause, at, only, began)
         _clean(planner)
@@ -152,6 +176,8 @@ def _round_of(
     planner: Planner, cause: str, at: datetime, only: tuple[int, ...] | None, began: float
 ) -> CycleResult:
     memory, steps = planner.memory, {"read": _ms_since(began)}
+    because = memory.news.freed
+    planner.learn(at)
     policy_row, policy = policy_active()
     moment = time.monotonic()
     plan, snapshot = planner.quarantine.decide(
@@ -184,8 +210,8 @@ def _round_of(
     if cycle is not None:
         cycle_close(cycle=cycle, applied=applied, steps=steps, took_ms=_ms_since(began))
     log.info(
-        "cycle", cause=cause, whole=only is None, placed=len(applied) - len(failed), refused=len(failed),
-        waiting=len(plan.waiting), **{f"{name}_ms": value for name, value in steps.items()},
+        "cycle", cause=cause, because=because, whole=only is None, placed=len(applied) - len(failed),
+        refused=len(failed), waiting=len(plan.waiting), **{f"{name}_ms": value for name, value in steps.items()},
     )  # fmt: skip
     placed = tuple(one.allocation.pk for one in applied if one.allocation is not None)
     return CycleResult(True, placed, len(failed), len(plan.waiting), only is None)

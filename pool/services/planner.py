@@ -104,6 +104,9 @@ class PlannerMemory:
         self.served: dict[int, model.Node] = {}
         """The nodes, with the times at which they will be out of service."""
         self.promised: tuple[model.Reserve, ...] = ()
+        self.mix: model.Mix | None = None
+        self.user_use: dict[int, int] = {}
+        """What was learnt from history, by whoever uses this memory; no part of what is kept up to date."""
         self.marked: dict[int, model.Running] = {}
         """What runs, with what the history of taking back and the modes say of it."""
         self.entries: Known | None = None
@@ -155,6 +158,8 @@ class PlannerMemory:
             users=user_rooms(self.limits, self.held, people, self.holding.values()),
             kept=taking.kept,
             promised=self.promised if promised else (),
+            mix=self.mix,
+            user_use=self.user_use if policy.user_decay else {},
         )
 
     @property
@@ -299,6 +304,8 @@ class PlannerMemory:
 
 def _gives_way(before: model.Running, after: model.Running) -> bool:
     """Whether a change of what runs can let another start, or start at another time than was planned."""
+    if after.ending and not before.ending:
+        return before.members != after.members  # a plan's own doing, or news again when its places are free
     return (before.members, before.ends_at, before.interruptible, before.priority) != (
         after.members,
         after.ends_at,

@@ -27,9 +27,10 @@ UNKNOWN = 0
 """Signature of an entry that somebody may have changed or removed."""
 WRITE = """
 INSERT INTO pool_queueentry (request_id, reason, figures, start_from, start_to, basis, planned_at, signature)
-SELECT r.id, x.reason, x.figures::jsonb, x.start_from, x.start_to, x.basis, %s, x.signature
-  FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::timestamptz[], %s::timestamptz[], %s::text[], %s::bigint[])
-       AS x(id, reason, figures, start_from, start_to, basis, signature)
+SELECT r.id, x.reason, x.figures, x.start_from, x.start_to, x.basis, %s, x.signature
+  FROM jsonb_to_recordset(%s::jsonb)
+       AS x(id bigint, reason text, figures jsonb, start_from timestamptz, start_to timestamptz, basis text,
+            signature bigint)
   JOIN quotas_capacityrequest r ON r.id = x.id AND r.state = 'queued'
  ORDER BY r.id FOR NO KEY UPDATE OF r
 ON CONFLICT (request_id) DO UPDATE SET reason = EXCLUDED.reason, figures = EXCLUDED.figures,
@@ -132,21 +133,22 @@ def _write(cursor: Any, chosen: Sequence[Told], at: datetime) -> set[int]:
     written: set[int] = set()
     for start in range(0, len(chosen), FIGURES_A_CYCLE):
         part = chosen[start : start + FIGURES_A_CYCLE]
-        cursor.execute(
-            WRITE,
-            [
-                at,
-                [one.request_id for one in part],
-                [one.reason for one in part],
-                [one.figures for one in part],
-                [one.start_from for one in part],
-                [one.start_to for one in part],
-                [one.basis for one in part],
-                [one.signature for one in part],
-            ],
-        )
+        cursor.execute(WRITE, [at, f"[{','.join(_row(one) for one in part)}]"])
         written.update(row[0] for row in cursor.fetchall())
     return written
+
+
+def _row(one: Told) -> str:
+    """An entry as a JSON object; its figures are JSON already."""
+    plain = {
+        "id": one.request_id,
+        "reason": one.reason,
+        "start_from": one.start_from.isoformat() if one.start_from else None,
+        "start_to": one.start_to.isoformat() if one.start_to else None,
+        "basis": one.basis,
+        "signature": one.signature,
+    }
+    return f'{{"figures":{one.figures},{json.dumps(plain)[1:]}'
 
 
 def _gone(known: Known, lines: Mapping[str, list[int]]) -> list[int]:

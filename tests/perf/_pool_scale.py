@@ -265,7 +265,7 @@ def _leases(scale: Scale, jobs: list[tuple[Any, list[tuple[Any, int, int]]]], at
 
 
 def _quotas(scale: Scale, at: datetime) -> None:
-    """Guarantees of 80 % of each kind over the teams, and the counters as the leases have them."""
+    """Guarantees of half of each kind over the teams, and the counters as the leases have them."""
     from django.db.models import Sum
 
     from pool.models import Allocation, Gpu
@@ -276,7 +276,7 @@ def _quotas(scale: Scale, at: datetime) -> None:
     parents = dict(Department.objects.without_tree_fields().values_list("pk", "parent_id"))
     rows = []
     for flavour in scale.flavours.values():
-        each = Gpu.objects.filter(flavour=flavour).count() * 800 // len(scale.leaves)
+        each = Gpu.objects.filter(flavour=flavour).count() * 500 // len(scale.leaves)
         guarantee: dict[int, int] = {}
         for leaf in scale.leaves:
             step: int | None = leaf.pk

