@@ -1,8 +1,8 @@
 """Who comes first: the order of departments, and of requests within one.
 
 Departments   from the root down, at each level: an ask within the guarantee first; then the higher band; then
-              the smaller use, with the ask, against the guarantee (within it) or the fair share (above it);
-              last the older request, then the smaller id.
+              the smaller use against the guarantee (with the ask, within it) or the fair share (as it is,
+              above it); last the older request, then the smaller id.
 Within one    priority, then decayed use per person (option), then age, then id.
 Tournament    (option) at each level the branch that does not borrow with the ask included, then the one that
               reaches less far into what others own by its weight.
@@ -95,7 +95,7 @@ class Line:
         if used <= guarantee:
             return (0, band, used / guarantee if guarantee else 0.0)
         share = self.shares.get(flavour, {}).get(step, 0.0)
-        return (1, band, used / share if share else float("inf"))
+        return (1, band, (used - amount) / share if share else float("inf"))
 
 
 def _reach_key(tree: QuotaTree, _flavour: str, step: NodeId, amount: int) -> Key:
