@@ -28,7 +28,7 @@ from portal.demo.first import seed
 from portal.ops.actor import system
 from quotas.models import ApprovalStep, CapacityRequest
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(transaction=True)  # a scheduling cycle commits placement by placement
 BASELINE = Path(__file__).with_name("query_counts.json")
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 MOST_QUERIES = 15
