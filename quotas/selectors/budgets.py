@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 
-from django.db.models import QuerySet, Sum
+from django.db.models import Case, DateField, F, QuerySet, Sum, When
 
 from portal.accounts.policy import DepartmentTree, Policy
 from portal.kernel.clock import now
@@ -84,30 +84,32 @@ def budget_states(
 ) -> list[BudgetState]:
     """What is used of some budgets: booked lines of their months and subtrees, and what runs and is not booked yet.
 
-    One query whatever their number, besides the running part.
+    One query whatever their number, besides the running part: sums by month, and by day for the days that the
+    forecast looks at.
     """
     if not budgets:
         return []
     look = running or running_now()
-    zone = billing_zone()
-    today = local_day(look.at, zone)
-    booked: dict[tuple[int, date, date], tuple[int, int]] = {
-        (department, month, day): (ms, micro)
-        for department, month, day, ms, micro in LedgerSum.objects.filter(
+    today = local_day(look.at, billing_zone())
+    recent = today - timedelta(days=BASIS_DAYS)
+    day_of = Case(When(local_day__gte=recent, then=F("local_day")), default=None, output_field=DateField())
+    booked = (
+        LedgerSum.objects.filter(
             booked_month__gte=min(b.starts_on for b in budgets),
             booked_month__lt=max(b.ends_on for b in budgets),
         )
         .order_by()
-        .values_list("department_id_ref", "booked_month", "local_day")
+        .annotate(day=day_of)
+        .values_list("department_id_ref", "booked_month", "day")
         .annotate(ms=Sum("gpu_ms"), micro=Sum("amount_micro"))
-    }
-    by_department: dict[int, list[tuple[date, date, int, int]]] = defaultdict(list)
-    for (department, month, day), (ms, micro) in booked.items():
+    )
+    by_department: dict[int, list[tuple[date, date | None, int, int]]] = defaultdict(list)
+    for department, month, day, ms, micro in booked:
         by_department[department].append((month, day, ms, micro))
     for row in look.cuts:
-        day = row.cut.day
+        cut = row.cut
         by_department[row.department_id].append(
-            (first_of_month(day), day, row.cut.gpu_ms, row.cut.amount_micro)
+            (first_of_month(cut.day), cut.day, cut.gpu_ms, cut.amount_micro)
         )
     return [_state(budget, tree, by_department, today, look.at) for budget in budgets]
 
@@ -115,7 +117,7 @@ def budget_states(
 def _state(
     budget: Budget,
     tree: DepartmentTree,
-    by_department: dict[int, list[tuple[date, date, int, int]]],
+    by_department: dict[int, list[tuple[date, date | None, int, int]]],
     today: date,
     until: datetime,
 ) -> BudgetState:
@@ -126,8 +128,9 @@ def _state(
             if budget.starts_on <= month < budget.ends_on:
                 used_ms += ms
                 used_micro += micro
-                daily[day][0] += ms
-                daily[day][1] += micro
+                if day is not None:
+                    daily[day][0] += ms
+                    daily[day][1] += micro
     measures = []
     if budget.amount_micro is not None:
         forecast = _forecast(budget, used_micro, {d: v[1] for d, v in daily.items()}, today, until)

@@ -112,9 +112,13 @@ def month_report(policy: Policy, chosen: LineFilter, by: str) -> MonthReport:
     until = min(lines.moment, end)
     groups, fold = grouping(policy, chosen, by)
     column = KEYS[by]
-    grouped = (
-        lines.sums()
-        .values_list(column, "local_day", "kind")
+    earlier: list[_Row] = []
+    grouped = (  # the month and the one before in one look
+        Lines(policy, replace(chosen, month=None))
+        .sums()
+        .filter(booked_month__in=(month, previous_month(month)))
+        .order_by()
+        .values_list("booked_month", column, "local_day", "kind")
         .annotate(ms=Sum("gpu_ms"), micro=Sum("amount_micro"), n=Sum("lines"))
     )
     days = _days(month, until)
@@ -141,7 +145,10 @@ def month_report(policy: Policy, chosen: LineFilter, by: str) -> MonthReport:
         groups[key].total.add(ms, micro, n)
         (report.by_day[key][day] if day in wanted else report.outside).add(ms, micro, n)
 
-    for key, day, kind, ms, micro, n in grouped:
+    for books, key, day, kind, ms, micro, n in grouped:
+        if books != month:
+            earlier.append((key, day, ms, micro, n))
+            continue
         count(fold(key), day, ms, micro, n)
         if kind == LedgerEntry.Kind.CORRECTION:
             report.corrections.add(ms, micro, n)
@@ -151,7 +158,7 @@ def month_report(policy: Policy, chosen: LineFilter, by: str) -> MonthReport:
         report.running.add(row.cut.gpu_ms, row.cut.amount_micro)
     for group in groups.values():
         report.total.add(group.total.gpu_ms, group.total.amount_micro, group.total.lines)
-    _compare(policy, report, groups, fold, by)
+    _compare(report, groups, fold, earlier)
     report.groups = sorted(
         (g for g in groups.values() if g.total.lines or g.before_micro),
         key=lambda g: (-g.total.amount_micro, -g.total.gpu_ms, g.label),
@@ -170,7 +177,7 @@ def _days(month: date, until: datetime) -> list[date]:
     )
 
 
-def _compare(policy: Policy, report: MonthReport, groups: Groups, fold: Fold, by: str) -> None:
+def _compare(report: MonthReport, groups: Groups, fold: Fold, rows: Iterable[_Row]) -> None:
     """Money of the month before, for a running month only up to the same day and time of it: whole days, and
     of the last day the share of it that has passed.
     """
@@ -182,12 +189,6 @@ def _compare(policy: Policy, report: MonthReport, groups: Groups, fold: Fold, by
     cut_day = before.replace(day=min(local.day, last_day)) if report.so_far else date.max
     first, last = day_bounds(local.date(), billing_zone())
     passed, length = (report.until - first) // MS, (last - first) // MS
-    rows = (
-        Lines(policy, replace(report.filter, month=before))
-        .sums()
-        .values_list(KEYS[by], "local_day")
-        .annotate(ms=Sum("gpu_ms"), micro=Sum("amount_micro"), n=Sum("lines"))
-    )
     that_day: dict[Hashable, Total] = defaultdict(Total)
     for key, day, ms, micro, n in rows:
         report.before_whole.add(ms, micro, n)
@@ -220,6 +221,8 @@ class Groups(dict[Hashable, Group]):
 
 
 Fold = Callable[[Hashable], Hashable]
+_Row = tuple[Hashable, date, int, int, int]
+"""Key, day, GPU-milliseconds, micro, lines."""
 
 
 def grouping(policy: Policy, chosen: LineFilter, by: str) -> tuple[Groups, Fold]:

@@ -6,25 +6,27 @@ import csv
 import io
 from datetime import date, timedelta
 from decimal import Decimal
+from zoneinfo import ZoneInfo
 
 import openpyxl
 import pytest
 from django.db.models import Sum
-from django.test import Client
+from django.test import Client, override_settings
 from django.urls import reverse
 
-from monitoring.models import CardDay, ReportRun, UseDay
+from monitoring.models import CardDay, CardSpan, ReportRun, UseDay
 from monitoring.selectors.reports.base import Answer, ask_from
 from monitoring.selectors.reports.kinds import KINDS
 from monitoring.services.card_states import card_states_sweep
-from monitoring.services.day_sums import days_sum
+from monitoring.services.day_sums import day_sum, days_sum
+from pool.models import Cluster, Gpu, Node, Site
 from portal.accounts.policy import policy_of
 from portal.kernel.clock import set_clock
 from portal.ops.actor import SYSTEM
 from quotas.models import LedgerEntry
 from quotas.services.months import correction_book
 from tests.monitoring.reports.story import H, Story, tell
-from tests.quotas.money.build import at, person
+from tests.quotas.money.build import at, person, world
 
 pytestmark = pytest.mark.django_db
 NOW = at("2026-06-03T09:00")
@@ -257,3 +259,21 @@ def test_decimals_of_files_are_exact() -> None:
     assert tables.share(1, 3) == 3333
     assert tables.share(2, 3) == 6667
     assert tables.share(1, 0) is None
+
+
+@override_settings(GPUPOOL_BILLING_TIME_ZONE="Europe/Berlin")
+def test_days_of_23_and_25_hours_are_counted_as_they_are() -> None:
+    w = world()
+    berlin = ZoneInfo("Europe/Berlin")
+    cluster = Cluster.objects.create(code="c1", name="c1", site=Site.objects.create(code="be", name="Berlin"))
+    node = Node.objects.create(name="n1", cluster=cluster, health="ok")
+    card = Gpu.objects.create(
+        uuid="GPU-1", node=node, flavour=w.flavour, index=0, model_name="X", memory_mib=1
+    )
+    for first, hours in ((date(2026, 3, 29), 23), (date(2026, 10, 25), 25), (date(2024, 2, 29), 24)):
+        Gpu.objects.update(created_at=at(f"{first - timedelta(days=1)}T00:00", berlin))
+        CardSpan.objects.all().delete()
+        with set_clock(at(f"{first + timedelta(days=1)}T12:00", berlin)):
+            card_states_sweep()
+            day_sum(day=first)
+        assert CardDay.objects.get(local_day=first, gpu=card).installed_ms == hours * H

@@ -133,7 +133,7 @@ def live_through(facts: dict) -> None:
             during = names[line.department_path]
             assert during.lower <= line.starts_at
             assert during.upper is None or line.ends_at <= during.upper
-    kept = LedgerSum.objects.aggregate(m=Sum("amount_micro"), h=Sum("gpu_ms"), n=Sum("lines"))
+    kept = LedgerSum.objects.aggregate(m=Sum("amount_micro"), h=Sum("gpu_ms"), n=Sum("lines", default=0))
     lines = LedgerEntry.objects.aggregate(m=Sum("amount_micro"), h=Sum("gpu_ms"), n=Count("pk"))
     assert kept == lines
     by_day = LedgerEntry.objects.values("local_day").annotate(m=Sum("amount_micro"), h=Sum("gpu_ms"))
