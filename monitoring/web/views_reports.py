@@ -137,7 +137,14 @@ def report_waste_card(request: HttpRequest) -> HttpResponse:
     kind = KINDS["waste"]
     answer = kind.make(ask_from(kind, {}, _policy(request)))
     main = answer.tables[0]
-    context = {"stats": answer.stats, "main": main, "rows": main.linked[:5], "covered": answer.covered}
+    place = main.column("idle")
+    context = {
+        "stats": answer.stats,
+        "main": main,
+        "rows": [(row, params) for row, params in main.linked if row[place]][:5],
+        "coverage": coverage_text(answer.covered) if answer.covered and answer.covered[1] else "",
+        "full": answer.covered is not None and answer.covered[0] == answer.covered[1],
+    }
     return render(request, "monitoring/reports/_waste_card.html", context)
 
 
