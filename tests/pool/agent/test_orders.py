@@ -34,7 +34,8 @@ def test_devices_are_told_in_the_order_of_the_bus(node: Node) -> None:
     member = allocation(node, "run me", [card(node, 0), card(node, 1)], environment={"N": 1})
     spec = start_spec(member)
     assert spec["gpu_uuids"] == ["GPU-1", "GPU-0"] and spec["charge_milli"] == 2000
-    assert (spec["command"], spec["hold"], spec["env"]) == ("run me", False, {"N": "1"})
+    known = {"N": "1", "GPUPOOL_REQUEST": member.allocation.request.ref}
+    assert (spec["command"], spec["hold"], spec["env"]) == ("run me", False, known)
     assert spec["system_account"] == "nobody" and spec["rendezvous"] is None
 
 

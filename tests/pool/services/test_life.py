@@ -6,7 +6,17 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from pool.models import AgentCommand, Allocation, Gpu, Lease, LeaseSpan, Node, QueueEntry, ReclaimCase
+from pool.models import (
+    AgentCommand,
+    Allocation,
+    Gpu,
+    Lease,
+    LeaseSpan,
+    Node,
+    QueueEntry,
+    ReclaimCase,
+    SchedulingPolicy,
+)
 from pool.services import allocations
 from pool.services.closing import allocation_finish
 from pool.services.cycle import schedule_cycle
@@ -353,6 +363,8 @@ class TestAskedByPeople:
         assert caught.value.blocking == {"level": "user", "limit": 7200, "used": 0, "requested": 7201}
 
     def test_borrowed_cards_are_not_kept_while_their_owner_waits(self, placed):
+        # Owners that take nothing back by themselves: then all that they have is that nobody holds on for longer.
+        SchedulingPolicy.objects.create(name="no reclaim", values={"reclaim": False}, active=True)
         owner = build.department("owner")
         build.limits(placed.department, placed.flavour, 1)
         build.limits(owner, placed.flavour, 7)
