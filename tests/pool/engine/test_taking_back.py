@@ -187,7 +187,11 @@ class TestKept:
         member = held(1, range(8)).members
         kept = Kept(1, member, NOW + 1)
         absent = world(
-            [ask(1, 8, department_id=OWNER, start_at=NOW + HOUR), ask(2, 1, department_id=THIRD)], []
+            [
+                ask(1, 8, department_id=OWNER, start_at=NOW + HOUR),
+                ask(2, 1, department_id=THIRD, duration_ms=HOUR // 2),
+            ],
+            [],
         )
         assert plan(replace(absent, kept=(kept,))).places == ()
         assert [p.request_id for p in plan(replace(absent, kept=(replace(kept, until=NOW),))).places] == [2]
