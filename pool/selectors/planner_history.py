@@ -1,4 +1,5 @@
-"""What the scheduler learns from the site's own history: which kinds of work arrive, and who used how much lately.
+"""What the scheduler learns from the site's own history: which kinds of work arrive, how long requests
+wait, and who used how much lately.
 Read once an hour, never in a cycle.
 """
 
@@ -10,10 +11,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import connection
-from django.db.models import Sum
+from django.db.models import Min, Q, Sum
 
 from pool.engine.mix import class_of, with_prior
 from pool.engine.model import FlavourFacts, Mix, Request, TaskClass
+from pool.engine.waits import Outlook
+from portal.kernel.units import to_ms
 from quotas.models import CapacityRequest
 
 MIX_OVER = timedelta(days=14)
@@ -69,6 +72,40 @@ def mix_learn(facts: Iterable[FlavourFacts], at: datetime) -> Mix:
         if one is not None:
             counts[one] += count
     return with_prior(counts)
+
+
+def outlook_learn(at: datetime) -> Outlook:
+    """Arrivals and first starts of the last two weeks, and everybody who waits: what a new one may expect."""
+    rows = (
+        CapacityRequest.objects.filter(Q(queued_at__gt=at - MIX_OVER) | Q(state=CapacityRequest.State.QUEUED))
+        .filter(queued_at__lte=at, shape__in=["whole", "fraction", "mig"])
+        .exclude(state__in=NEVER_ASKED)
+        .annotate(first=Min("allocations__reserved_at"))
+        .order_by()
+        .values_list("id", "department_id", "flavour__code", "options", "charge_milli", "queued_at", "first", "state",
+                     "state_since")
+    )  # fmt: skip
+    events: list[tuple[int, int, int, tuple[int, str], int]] = []
+    for pk, department_id, code, options, milli, queued_at, first, state, state_since in rows:
+        line = (department_id, code or next(iter(options or ()), ""))
+        if queued_at is None:
+            continue
+        began = to_ms(queued_at)
+        events.append((began, 0, pk, line, milli))
+        if first is not None:
+            events.append((max(began, to_ms(first)), 1, pk, line, milli))
+        elif state != CapacityRequest.State.QUEUED:
+            events.append((max(began, to_ms(state_since)), 2, pk, line, milli))
+    outlook = Outlook()
+    for moment, kind, pk, line, milli in sorted(events):
+        if kind == 0:
+            outlook.arrive(pk, line, milli, moment)
+        elif kind == 1:
+            outlook.start(pk, moment)
+        else:
+            outlook.leave(pk)
+    outlook.settle(to_ms(at))
+    return outlook
 
 
 def use_by_person(at: datetime) -> dict[int, int]:

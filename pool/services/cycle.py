@@ -10,6 +10,7 @@ moment came, a new request waits that may take something back, or the floor of `
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -19,8 +20,9 @@ from django.db import connection, transaction
 
 from pool.engine.decide import decide
 from pool.engine.model import Place, Plan, Waiting
+from pool.engine.waits import Outlook
 from pool.models import SchedulerCycle
-from pool.selectors.planner_history import mix_learn, use_by_person
+from pool.selectors.planner_history import mix_learn, outlook_learn, use_by_person
 from pool.services.decisions import cycle_close, cycle_open, decides
 from pool.services.feed import feed_clean
 from pool.services.plan_apply import Applied
@@ -44,8 +46,14 @@ WHOLE_S = 60.0
 """A whole cycle at least so often."""
 PRESSED_S = 5.0
 """A blocked new request makes a whole cycle due, but not sooner than so long after the last one."""
+REST = 10
+"""Neither sooner than so many times as long as the last whole one took."""
 CLEAN_S = 300.0
 LEARN_EVERY = timedelta(hours=1)
+WAITS_FOR_OTHERS = frozenset(
+    {"waiting_for_release", "no_node_fits", "no_card_fits", "no_slice_free", "behind", "quota_blocked"}
+)
+"""Reasons that end when others end; all else says nothing of a time."""
 
 _planning: ContextVar[bool] = ContextVar("pool_planning", default=False)
 
@@ -80,9 +88,11 @@ class Planner:
     store: SnapshotStore = field(default_factory=SnapshotStore)
     quarantine: Quarantine = field(default_factory=Quarantine)
     whole_at: datetime | None = None
+    whole_took_s: float = 0.0
     next_moment: int | None = None
     pressed: bool = False
     learnt_at: datetime | None = None
+    outlook: Outlook = field(default_factory=Outlook)
     cleaned: float = field(default_factory=time.monotonic)
 
     def learn(self, at: datetime) -> None:
@@ -91,15 +101,16 @@ class Planner:
             return
         self.memory.mix = mix_learn(self.memory.facts, at)
         self.memory.user_use = use_by_person(at)
+        self.outlook = outlook_learn(at)
         self.learnt_at = at
 
     def scope(self, at: datetime) -> tuple[int, ...] | None:
         """Whom to judge now: None everybody, otherwise these requests (perhaps nobody)."""
         news = self.memory.news
         since = None if self.whole_at is None else (at - self.whole_at).total_seconds()
-        if news.freed or since is None or since < 0 or since >= WHOLE_S:
+        if news.freed or since is None or since < 0 or since >= max(WHOLE_S, REST * self.whole_took_s):
             return None
-        if self.pressed and since >= PRESSED_S:
+        if self.pressed and since >= max(PRESSED_S, REST * self.whole_took_s):
             return None
         if self.next_moment is not None and to_ms(at) >= self.next_moment:
             return None
@@ -202,6 +213,7 @@ def _round_of(
     steps["write"] = _ms_since(moment)
     if only is None:
         planner.whole_at, planner.pressed = at, False
+        planner.whole_took_s = time.monotonic() - began
         planner.next_moment = _next_moment(plan, to_ms(at))
     else:
         planner.pressed = planner.pressed or bool(plan.waiting) and (policy.reclaim or policy.preempt)
@@ -258,7 +270,24 @@ def _write(planner: Planner, plan: Plan, failed: dict[int, str], at: datetime, *
             one.request_id: next(iter(memory.asked[one.request_id].item.flavours), "") for one in waiting
         },
         everybody=everybody,
+        outlooks=_outlooks(planner, plan.waiting, to_ms(at)) if everybody else {},
     )
+
+
+def _outlooks(planner: Planner, waiting: Iterable[Waiting], at_ms: int) -> dict[int, tuple[int, int]]:
+    """Ranges from history for those who wait for others, by what stands before each in its department's line."""
+    ahead: dict[tuple[int, str], int] = {}
+    found: dict[int, tuple[int, int]] = {}
+    for one in waiting:
+        item = planner.memory.asked[one.request_id].item
+        line = (item.department_id, next(iter(item.flavours), ""))
+        milli = item.nodes * item.per_node * (item.milli or 1000)
+        ahead[line] = ahead.get(line, 0) + milli
+        if one.estimate is None and one.code in WAITS_FOR_OTHERS:
+            span = planner.outlook.span(line, milli, ahead[line], at_ms)
+            if span is not None:
+                found[one.request_id] = span
+    return found
 
 
 def _refused(place: Place, refusal: str) -> Waiting:

@@ -23,6 +23,10 @@ from quotas.selectors.trees import INSTALLATION
 
 FIGURES_A_CYCLE = 2000
 HEAD = 50
+HISTORY = "history"
+"""Basis of a range that rests on how long such requests waited."""
+GRID_MS = 600_000
+"""Ranges from history are told in steps of ten minutes: they are no more precise, and change less."""
 UNKNOWN = 0
 """Signature of an entry that somebody may have changed or removed."""
 WRITE = """
@@ -67,15 +71,22 @@ class Told:
     basis: str
     signature: int
 
+    @property
+    def promised(self) -> datetime | None:
+        """The beginning of a promised range; one from history moves all the time and is no news."""
+        return None if self.basis == HISTORY else self.start_from
+
 
 def entries_known() -> Known:
     """Read back what somebody wrote."""
     known = Known()
     with connection.cursor() as cursor:
-        cursor.execute("SELECT request_id, signature, reason, start_from, planned_at FROM pool_queueentry")
-        for request_id, signature, reason, start_from, planned_at in cursor.fetchall():
+        cursor.execute(
+            "SELECT request_id, signature, reason, start_from, basis, planned_at FROM pool_queueentry"
+        )
+        for request_id, signature, reason, start_from, basis, planned_at in cursor.fetchall():
             known.signatures[request_id] = signature
-            known.told[request_id] = (reason, start_from, planned_at)
+            known.told[request_id] = (reason, None if basis == HISTORY else start_from, planned_at)
         cursor.execute("SELECT line, requests FROM pool_queueline")
         known.lines = dict(cursor.fetchall())
     return known
@@ -91,16 +102,17 @@ def entries_write(
     at: datetime,
     line_names: Mapping[int, str],
     everybody: bool,
+    outlooks: Mapping[int, tuple[int, int]],
     budget: int = FIGURES_A_CYCLE,
 ) -> int:
     """Write what changed, and bring ``known`` up to date; returns the entries written.
 
     ``line_names``: the line of each request that waits. ``everybody`` False: ``waiting`` are some of them, which are
     put at the end of their lines; True: they are all, and entries of others go. A request that left the queue
-    meanwhile gets no entry.
+    meanwhile gets no entry. ``outlooks``: ranges from history, told where the plan promises nothing.
     """
     lines = lines_of(waiting, line_names)
-    chosen = _chosen(_told(waiting, uids, names), known, lines, budget)
+    chosen = _chosen(_told(waiting, uids, names, outlooks), known, lines, budget)
     if everybody:
         fresh = {line: lines.get(line, []) for line in {*known.lines, *lines}}
     else:
@@ -124,7 +136,7 @@ def entries_write(
     for one in chosen:
         if one.request_id in written:
             known.signatures[one.request_id] = one.signature
-            known.told[one.request_id] = (one.reason, one.start_from, at)
+            known.told[one.request_id] = (one.reason, one.promised, at)
     known.lines = fresh
     return len(written)
 
@@ -164,7 +176,7 @@ def _chosen(told: Iterable[Told], known: Known, lines: Mapping[str, list[int]], 
         if known.signatures.get(one.request_id) == one.signature:
             continue
         before = known.told.get(one.request_id)
-        if before is None or before[:2] != (one.reason, one.start_from) or one.request_id in head:
+        if before is None or before[:2] != (one.reason, one.promised) or one.request_id in head:
             must.append(one)
         else:
             may.append(one)
@@ -172,25 +184,38 @@ def _chosen(told: Iterable[Told], known: Known, lines: Mapping[str, list[int]], 
     return must + may[: max(0, budget - len(must))]
 
 
-def _told(waiting: Iterable[Waiting], uids: Mapping[int, str], names: Mapping[int, str]) -> Iterable[Told]:
+def _told(
+    waiting: Iterable[Waiting],
+    uids: Mapping[int, str],
+    names: Mapping[int, str],
+    outlooks: Mapping[int, tuple[int, int]],
+) -> Iterable[Told]:
     """The entries that a plan gives. Many requests share one reason object: its text is made once."""
     texts: dict[int, str] = {}
     for one in waiting:
         key = id(one.figures)
         if key not in texts:
             texts[key] = json.dumps(figures_for_people(dict(one.figures), uids, names), sort_keys=True)
-        figures, estimate = texts[key], one.estimate
-        span = (estimate.earliest, estimate.latest, estimate.basis) if estimate else None
+        figures, span = texts[key], _span(one, outlooks)
         state = blake2b(f"{one.code}\x00{span}\x00{figures}".encode(), digest_size=8)
         yield Told(
             request_id=one.request_id,
             reason=one.code,
             figures=figures,
-            start_from=from_ms(estimate.earliest) if estimate else None,
-            start_to=from_ms(estimate.latest) if estimate else None,
-            basis=estimate.basis if estimate else "",
+            start_from=from_ms(span[0]) if span else None,
+            start_to=from_ms(span[1]) if span else None,
+            basis=span[2] if span else "",
             signature=int.from_bytes(state.digest(), "big", signed=True),
         )
+
+
+def _span(one: Waiting, outlooks: Mapping[int, tuple[int, int]]) -> tuple[int, int, str] | None:
+    if one.estimate is not None:
+        return one.estimate.earliest, one.estimate.latest, one.estimate.basis
+    if one.request_id not in outlooks:
+        return None
+    earliest, latest = outlooks[one.request_id]
+    return earliest // GRID_MS * GRID_MS, -(-latest // GRID_MS) * GRID_MS, HISTORY
 
 
 def lines_of(waiting: Iterable[Waiting], line_names: Mapping[int, str]) -> dict[str, list[int]]:

@@ -323,5 +323,6 @@ def explain_basis(basis: str, figures: Figures) -> str:
         "lease_ends": _("Basis: when running work ends by its time limit."),
         "releases": _("Basis: when running work ends by its time limit."),
         "reservation": _("Basis: the plan of reservations."),
+        "history": _("Basis: how long such requests waited lately, and what stands before it."),
     }
     return table.get(basis, _("Basis: the plan of the scheduler."))

@@ -11,7 +11,9 @@ ENDED_A_CYCLE = 40
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The smallest value that this share of the values does not exceed."""
+    """The smallest value that this share of the values does not exceed; 0 of no values."""
+    if not values:
+        return 0.0
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
@@ -37,7 +39,9 @@ def measure(scale: Any, *, whole: int, quick: int, burst: int) -> dict[str, floa
             for name, value in row.timings.items():
                 steps.setdefault(name, []).append(value)
     placed_quick = 0
-    for _ in range(quick):
+    for _ in range(4 * quick):
+        if len(quicks) == quick:
+            break
         pool.queue(scale, 1, pool.moment())
         used = time.process_time()
         took, result = _timed(lambda: schedule_cycle(cause="perf"))
