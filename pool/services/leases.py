@@ -101,8 +101,6 @@ class Charges:
 
 def leases_write(leases: Sequence[Lease], spans: Sequence[LeaseSpan]) -> None:
     """Write leases of saved allocations, their spans, and the beginning of their use in the books."""
-    for lease in leases:
-        lease.allocation_id = lease.allocation.pk
     Lease.objects.bulk_create(leases)
     LeaseSpan.objects.bulk_create(spans)
     usage_spans_open([_usage(lease) for lease in leases if lease.allocation.flavour_id is not None])
