@@ -1,6 +1,6 @@
 """Thousands of random events through the real services, and what must hold after each of them.
 
-GPUPOOL_MACHINE_EVENTS says how many (300 by default; 10,000 were run for this version). The world is small on
+GPUPOOL_MACHINE_EVENTS says how many (300 by default; 3,150 were run for this version). The world is small on
 purpose, so that everybody is in everybody's way: twelve cards, four departments, one flavour.
 """
 
