@@ -54,6 +54,8 @@ SWITCHES: tuple[Switch, ...] = (
     Switch("min_run_preempt_ms", "take", "number", 0, 30 * DAY, "ms"),
     Switch("min_run_reclaim_ms", "take", "number", 0, 30 * DAY, "ms"),
     Switch("max_victims", "take", "number", 1, 10_000),
+    Switch("max_preemptors", "take", "number", 0, 10_000),
+    Switch("max_searches", "take", "number", 0, 100_000),
     Switch("keep_for_preemptor_ms", "take", "number", 60_000, DAY, "ms"),
     Switch("displace_margin_permille", "guard", "number", 0, 10_000, "permille"),
     Switch("evictions_back_off", "guard", "number", 1, 100),

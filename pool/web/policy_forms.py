@@ -45,6 +45,8 @@ WORDS: dict[str, tuple[Any, Any]] = {
     "min_run_preempt_ms": (_("Left alone after its start, from displacing"), ""),
     "min_run_reclaim_ms": (_("Left alone after its start, from owners"), ""),
     "max_victims": (_("Most victims for one request"), ""),
+    "max_preemptors": (_("Most requests that room is made for in one decision"), ""),
+    "max_searches": (_("Most searches for room in one decision"), ""),
     "keep_for_preemptor_ms": (_("Freed places are kept for"), ""),
     "displace_margin_permille": (_("Margin to displace in turn"), ""),
     "evictions_back_off": (_("Rests after so many displacements"), ""),

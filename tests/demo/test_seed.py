@@ -21,7 +21,7 @@ from portal.ops.models import OutboxEvent
 from quotas.models import ApprovalStep, CapacityRequest, LedgerEntry, QuotaUsage
 from quotas.services.reconcile import reconcile
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(transaction=True)  # a scheduling cycle commits placement by placement
 
 
 @pytest.fixture

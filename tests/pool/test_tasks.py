@@ -19,6 +19,8 @@ def test_beat_names_only_tasks_that_exist() -> None:
         "pool.schedule_cycle",
         "pool.sweep_leases",
         "pool.sweep_nodes",
+        "pool.sweep_windows",
+        "pool.tidy_decisions",
     ]
     app.loader.import_default_modules()
     assert set(BEAT) <= set(app.tasks)

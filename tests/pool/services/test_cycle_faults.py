@@ -21,6 +21,7 @@ from portal.accounts.models import Department
 from portal.kernel.clock import set_clock
 from quotas.models import CapacityRequest, QuotaUsage, UsageSpan
 from quotas.services.usage import usage_recompute
+from tests.database import database_url
 from tests.pool import builders as pool
 from tests.quotas import build
 
@@ -82,10 +83,8 @@ def test_a_killed_planner_leaves_nothing_half_done_and_its_lock_frees_itself(tea
     pool.node(h800)
     build.limits(team, h800, 8)
     request = pool.queued(team, h800, 2)
-    named = connection.settings_dict
-    address = f"{named['USER']}@{named['HOST']}:{named['PORT'] or 5432}/{named['NAME']}"
     environment = os.environ | {
-        "DATABASE_URL": f"postgres://{address}", "DJANGO_SETTINGS_MODULE": "tests.settings", "GPUPOOL_ENV": "test",
+        "DATABASE_URL": database_url(), "DJANGO_SETTINGS_MODULE": "tests.settings", "GPUPOOL_ENV": "test",
     }  # fmt: skip
     found = subprocess.run(
         [sys.executable, "-c", KILLED, where], env=environment, capture_output=True, timeout=120, check=False

@@ -26,6 +26,7 @@ from portal.kernel.clock import now
 from portal.ops.actor import SYSTEM
 from portal.ops.models import AuditEvent, OutboxEvent
 from quotas.models import QuotaUsage
+from tests.database import database_url
 from tests.pool import builders as pool
 from tests.pool.reclaim import T, at, case_of, gone, kinds, moment, running, sweep
 from tests.quotas import build
@@ -48,10 +49,8 @@ def victim():
 
 def killed_at(place: str, number: int, seconds: float) -> None:
     """Let a worker of its own begin, and see it die at that place."""
-    wanted = connection.settings_dict
-    url = "postgres://{USER}:{PASSWORD}@{HOST}:{PORT}/{NAME}".format(**wanted)
     environment = dict(
-        os.environ, DATABASE_URL=url, DJANGO_SETTINGS_MODULE="portal.settings", GPUPOOL_ENV="test"
+        os.environ, DATABASE_URL=database_url(), DJANGO_SETTINGS_MODULE="portal.settings", GPUPOOL_ENV="test"
     )
     done = subprocess.run(
         [sys.executable, "-m", "tests.pool.ladder_worker", place, str(number), moment(seconds).isoformat()],
