@@ -59,7 +59,7 @@ def server() -> Iterator[psycopg.Connection[Any]]:
     """The tests' database server, outside any database of ours."""
     settings = connection.settings_dict
     with psycopg.connect(
-        host=settings["HOST"],
+        host=settings["HOST"] or settings["OPTIONS"].get("host"),
         port=settings["PORT"] or None,
         user=settings["USER"],
         password=settings["PASSWORD"] or None,
