@@ -25,7 +25,7 @@ from monitoring.selectors.reports.runs import run_for
 from monitoring.services.report_runs import clean_params, may_read, report_forget, report_run, report_save
 from monitoring.web.report_figures import part_rows
 from monitoring.web.report_files import file_of
-from portal.accounts.policy import Policy
+from portal.accounts.middleware import policy_of_request
 from portal.kernel.errors import DomainError, Invalid, NotFound
 from portal.ops.actor import actor_of
 from quotas.selectors.billing_time import billing_zone
@@ -35,12 +35,8 @@ from quotas.selectors.running import one_look
 KNOWN = frozenset({"period", "from", "to", "by", "department", "flavour", "user", "site", "page", "format"})
 
 
-def _policy(request: HttpRequest) -> Policy:
-    return request.policy  # type: ignore[attr-defined,no-any-return]
-
-
 def _ask(request: HttpRequest, code: str) -> tuple[Kind, Ask]:
-    kind, policy = kind_of(code), _policy(request)
+    kind, policy = kind_of(code), policy_of_request(request)
     may_read(kind, policy)
     unknown = sorted(set(request.GET) - KNOWN)
     if unknown:
@@ -52,7 +48,7 @@ def _ask(request: HttpRequest, code: str) -> tuple[Kind, Ask]:
 @require_safe
 def reports(request: HttpRequest) -> HttpResponse:
     """``/reports/``: the kinds there are, saved questions, the reader's kept runs."""
-    policy = _policy(request)
+    policy = policy_of_request(request)
     everything = policy.reads_money.everything
     saved = (
         SavedReport.objects.filter(Q(owner=policy.user) | Q(shared=True), removed_at=None)
@@ -135,7 +131,7 @@ def _chips(ask: Ask) -> list[tuple[str, str]]:
 def report_waste_card(request: HttpRequest) -> HttpResponse:
     """A fragment for the finance home: this month's waste in money, and where it is."""
     kind = KINDS["waste"]
-    answer = kind.make(ask_from(kind, {}, _policy(request)))
+    answer = kind.make(ask_from(kind, {}, policy_of_request(request)))
     main = answer.tables[0]
     place = main.column("idle")
     context = {
@@ -163,7 +159,7 @@ def report_file(request: HttpRequest, code: str) -> HttpResponse:
 @require_POST
 def report_keep(request: HttpRequest, code: str) -> HttpResponse:
     """POST: keep this report as it is now."""
-    kind, policy = kind_of(code), _policy(request)
+    kind, policy = kind_of(code), policy_of_request(request)
     ask = ask_from(kind, clean_params(request.POST.dict()), policy)
     run = report_run(acting_user=actor_of(request), kind=kind, ask=ask)
     messages.success(request, _("Kept as %(ref)s.") % {"ref": run.ref})
@@ -180,7 +176,7 @@ def report_save_view(request: HttpRequest, code: str) -> HttpResponse:
     try:
         report_save(
             acting_user=actor_of(request),
-            policy=_policy(request),
+            policy=policy_of_request(request),
             kind=kind,
             name=request.POST.get("name", ""),
             params=params,
@@ -199,7 +195,7 @@ def report_save_view(request: HttpRequest, code: str) -> HttpResponse:
 @require_POST
 def report_forget_view(request: HttpRequest, uid: UUID) -> HttpResponse:
     """POST: take a saved question away."""
-    saved = SavedReport.objects.filter(uid=uid, owner=_policy(request).user).first()
+    saved = SavedReport.objects.filter(uid=uid, owner=policy_of_request(request).user).first()
     if saved is None:
         raise NotFound(code="not_found", detail=_("There is no such report."))
     report_forget(acting_user=actor_of(request), saved=saved)
@@ -211,7 +207,7 @@ def report_forget_view(request: HttpRequest, uid: UUID) -> HttpResponse:
 @require_safe
 def report_run_page(request: HttpRequest, uid: UUID) -> HttpResponse:
     """``/reports/runs/<uid>/``: a report as it was."""
-    run = run_for(_policy(request), uid)
+    run = run_for(policy_of_request(request), uid)
     content = Content.from_json(run.content)
     context = {
         "run": run,
@@ -227,6 +223,6 @@ def report_run_page(request: HttpRequest, uid: UUID) -> HttpResponse:
 @require_safe
 def report_run_file(request: HttpRequest, uid: UUID) -> HttpResponse:
     """The run as a file: the same bytes each time."""
-    run = run_for(_policy(request), uid)
+    run = run_for(policy_of_request(request), uid)
     name = f"gpu-{run.kind}-{run.ref}"
     return file_of(Content.from_json(run.content), request.GET.get("format", "people"), name)

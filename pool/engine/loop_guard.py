@@ -2,7 +2,7 @@
 
 Minimum run     work is left alone for so long after its last start (department's value, else the policy's).
 Back-off        work evicted often is left alone until ``evictable_after``; a request displaced often displaces
-                nobody before ``evicts_after``. Services set both with ``back_off_until``.
+                nobody before ``evicts_after``. ``back_off_until`` says until when.
 In turn         who was displaced by a department displaces its work only where that stands above what is its
                 own (its guarantee against an owner, its fair share between borrowers) by a margin.
 Why it settles  An owner's claim cannot be turned round: it stays within its guarantee, and only those above
@@ -18,9 +18,9 @@ from quotas.engine.contest import minimum_run
 from quotas.engine.tree import QuotaTree
 
 
-def back_off_until(evictions: int, policy: Policy, now: int) -> int:
-    """Until when somebody evicted so often is left alone, and displaces nobody: 0 = no back-off."""
-    return now + policy.back_off_ms if evictions >= policy.evictions_back_off else 0
+def back_off_until(evictions: int, policy: Policy, last_at: int) -> int:
+    """Until when somebody evicted so often, last at that moment, displaces nobody: 0 = no back-off."""
+    return last_at + policy.back_off_ms if evictions >= policy.evictions_back_off else 0
 
 
 def may_displace(request: Request, now: int) -> bool:

@@ -16,13 +16,11 @@ from itertools import chain
 from typing import Any
 
 from pool.engine.fit import Need
-from pool.engine.loop_guard import may_displace
 from pool.engine.making_room import evictions, settle
 from pool.engine.model import Request
-from pool.engine.reclaim import Claim, Kind, exhausted, kind_of
+from pool.engine.reclaim import Claim, for_each_kind
 from pool.engine.round import Blocked, Round
 from pool.engine.victims import Bench, Candidate, Search
-from pool.engine.world import smallest
 
 RULE = "higher_priority_same_department"
 
@@ -31,21 +29,12 @@ def run(round_: Round, bench: Bench, *, withdraw: bool) -> None:
     """Make room for blocked requests within their departments, in line order."""
     if not round_.policy.preempt:
         return
-    hopeless: set[Kind] = set()
-    for blocked in round_.blocked:
-        request, need = blocked.request, blocked.lacks
-        if need is None or request.id in round_.keeps or not may_displace(request, round_.now):
-            continue
-        if exhausted(round_):
-            return
+
+    def may(request: Request, need: Need) -> bool:
         lowest = bench.lowest_priority(need.flavour or "", request.department_id)
-        if lowest is None or (lowest >= request.priority and not round_.policy.preempt_equal):
-            continue
-        kind = kind_of(round_, request)
-        if kind in hopeless:
-            continue
-        if not preempt(round_, bench, blocked, *smallest(request, need, round_.world), withdraw=withdraw):
-            hopeless.add(kind)
+        return lowest is not None and (lowest < request.priority or round_.policy.preempt_equal)
+
+    for_each_kind(round_, lambda *asked: preempt(round_, bench, *asked, withdraw=withdraw), may=may)
 
 
 def preempt(

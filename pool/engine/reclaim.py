@@ -17,7 +17,7 @@ Source: BEHAVIOUR 5 (Reclaim); cases_preemption.json, kind cluster; the two clai
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,20 @@ def run(round_: Round, bench: Bench, *, withdraw: bool) -> None:
     plan stay."""
     if not round_.policy.reclaim and not round_.policy.rebalance:
         return
+    for_each_kind(round_, lambda *asked: reclaim(round_, bench, *asked, withdraw=withdraw))
+
+
+def for_each_kind(
+    round_: Round,
+    make_room: Callable[[Blocked, Request, Need], bool],
+    *,
+    may: Callable[[Request, Need], bool] = lambda _request, _need: True,
+) -> None:
+    """Make room for blocked requests that ``may`` ask for it, in line order, until enough was done.
+
+    ``make_room`` says whether it was possible, for the smallest size that the request takes; where it was
+    not, it is not tried again for the same kind.
+    """
     hopeless: set[Kind] = set()
     for blocked in round_.blocked:
         request, need = blocked.request, blocked.lacks
@@ -46,10 +60,12 @@ def run(round_: Round, bench: Bench, *, withdraw: bool) -> None:
             continue
         if exhausted(round_):
             return
+        if not may(request, need):
+            continue
         kind = kind_of(round_, request)
         if kind in hopeless:
             continue
-        if not reclaim(round_, bench, blocked, *smallest(request, need, round_.world), withdraw=withdraw):
+        if not make_room(blocked, *smallest(request, need, round_.world)):
             hopeless.add(kind)
 
 

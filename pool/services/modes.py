@@ -15,7 +15,6 @@ from django.utils.translation import gettext_lazy as _
 from pool.models import Allocation, DepartmentMode, ReclaimAdvice, ReclaimConsent
 from pool.services.nodes import require_pool_admin
 from portal.accounts.models import Department
-from portal.accounts.policy import policy_of
 from portal.kernel.clock import now
 from portal.kernel.errors import Invalid, Refused
 from portal.kernel.models import advance
@@ -104,11 +103,6 @@ def consent_set(*, acting_user: Actor, request: CapacityRequest, willing: bool) 
             department_id=request.department_id,
         )
     return True
-
-
-def may_set_modes(actor: Actor) -> bool:
-    """Whether this person sets modes."""
-    return actor.is_system or policy_of(actor.user).administers_pool
 
 
 def advice_note(

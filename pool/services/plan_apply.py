@@ -7,6 +7,7 @@ and noted; the next cycle decides about it again.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -96,38 +97,12 @@ def _write(
     request.refresh_from_db()
     gpus = gpus_lock(take.gpu_id for member in place.members for take in member.takes)
     judge_again(place, gpus, nodes, flavour_id)
-    allocation = Allocation.objects.create(
-        request=request,
-        holder=request.requester,
-        department=request.department,
-        flavour_id=flavour_id,
-        charge_milli=place.charge_milli,
-        quota_debited=flavour_id is not None,
-        interruptible=request.interruptible,
-        priority=request.priority,
-        reserved_at=at,
-        state_since=at,
-        expires_at=expires_at(request, at),
-        cycle=cycle,
-    )
-    AllocationMember.objects.bulk_create(
-        AllocationMember(
-            allocation=allocation,
-            number=member.number,
-            node_id=member.node_id,
-            cpu_milli=member.cpu_milli,
-            memory_mib=member.memory_mib,
-        )
-        for member in place.members
-    )
+    allocation = allocation_build(place, request, flavour_id, at, cycle)
+    allocation.save(force_insert=True)
+    AllocationMember.objects.bulk_create(members_build(place, allocation))
     leases_open(allocation=allocation, members=place.members, gpus=gpus, at=at)
     QueueEntry.objects.filter(request=request).delete()
-    facts: dict[str, Any] = {
-        "nodes": names,
-        "gpus": [str(gpus[take.gpu_id].uid) for member in place.members for take in member.takes],
-        "charge_milli": place.charge_milli,
-        "borrowed_milli": place.borrowed_milli,
-    }
+    facts = facts_of(place, nodes, gpus)
     AllocationEvent.objects.create(
         allocation=allocation, at=at, kind="reserved", actor_name=actor.name, facts=facts
     )
@@ -144,6 +119,55 @@ def _write(
         key=allocation.ref,
     )
     return allocation
+
+
+def allocation_build(
+    place: Place,
+    request: CapacityRequest,
+    flavour_id: int | None,
+    at: datetime,
+    cycle: SchedulerCycle | None,
+) -> Allocation:
+    """The allocation of a placement from ``at`` on, not written yet."""
+    return Allocation(
+        request=request,
+        holder_id=request.requester_id,
+        department_id=request.department_id,
+        flavour_id=flavour_id,
+        charge_milli=place.charge_milli,
+        quota_debited=flavour_id is not None,
+        interruptible=request.interruptible,
+        priority=request.priority,
+        reserved_at=at,
+        state_since=at,
+        expires_at=expires_at(request, at),
+        cycle=cycle,
+    )
+
+
+def members_build(place: Place, allocation: Allocation) -> list[AllocationMember]:
+    """Its part on each node, not written yet."""
+    return [
+        AllocationMember(
+            allocation=allocation,
+            number=member.number,
+            node_id=member.node_id,
+            cpu_milli=member.cpu_milli,
+            memory_mib=member.memory_mib,
+        )
+        for member in place.members
+    ]
+
+
+def facts_of(place: Place, nodes: Mapping[int, Node], gpus: Mapping[int, Gpu]) -> dict[str, Any]:
+    """What the history and the audit say of a placement."""
+    takes = [take for member in place.members for take in member.takes]
+    return {
+        "nodes": [nodes[member.node_id].name for member in place.members],
+        "gpus": [str(gpus[take.gpu_id].uid) for take in takes],
+        "charge_milli": place.charge_milli,
+        "borrowed_milli": place.borrowed_milli,
+    }
 
 
 def expires_at(request: CapacityRequest, at: datetime) -> datetime | None:

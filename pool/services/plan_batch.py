@@ -10,10 +10,9 @@ nothing of it is written, and its placements are tried one by one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
 import structlog
 from django.db import DatabaseError, transaction
@@ -32,7 +31,15 @@ from pool.models import (
     SchedulerCycle,
 )
 from pool.services.leases import Charges, leases_build, leases_write
-from pool.services.plan_apply import SCHEDULER, Applied, expires_at, judge_again, place_apply
+from pool.services.plan_apply import (
+    SCHEDULER,
+    Applied,
+    allocation_build,
+    facts_of,
+    judge_again,
+    members_build,
+    place_apply,
+)
 from portal.kernel.clock import now
 from portal.kernel.errors import DomainError
 from portal.ops.actor import Actor
@@ -150,20 +157,7 @@ def _judge(batch: _Batch, place: Place, department_id: int, flavour_ids: Mapping
     if refusal:
         return Applied(place.request_id, None, refusal)
     request = batch.requests[place.request_id]
-    allocation = Allocation(
-        request=request,
-        holder_id=request.requester_id,
-        department_id=request.department_id,
-        flavour_id=flavour_id,
-        charge_milli=place.charge_milli,
-        quota_debited=flavour_id is not None,
-        interruptible=request.interruptible,
-        priority=request.priority,
-        reserved_at=batch.at,
-        state_since=batch.at,
-        expires_at=expires_at(request, batch.at),
-        cycle=batch.cycle,
-    )
+    allocation = allocation_build(place, request, flavour_id, batch.at, batch.cycle)
     leases, spans = leases_build(allocation=allocation, members=place.members, gpus=batch.gpus, at=batch.at)
     # Counts what it lets pass, so it comes last: nothing refuses after it.
     if batch.charges.take(leases) is not None:
@@ -214,7 +208,7 @@ def _refusal(batch: _Batch, place: Place, department_id: int, flavour_id: int | 
 
 def _write(batch: _Batch) -> None:
     batch.book.write()
-    facts = {place.request_id: _facts(batch, place) for place, _ in batch.taken}
+    facts = {place.request_id: facts_of(place, batch.nodes, batch.gpus) for place, _ in batch.taken}
     requests_allocated(
         [batch.requests[place.request_id] for place, _ in batch.taken],
         {
@@ -223,7 +217,9 @@ def _write(batch: _Batch) -> None:
         },
     )
     Allocation.objects.bulk_create([allocation for _, allocation in batch.taken])
-    AllocationMember.objects.bulk_create(_members(batch.taken))
+    AllocationMember.objects.bulk_create(
+        member for place, allocation in batch.taken for member in members_build(place, allocation)
+    )
     leases_write(batch.leases, batch.spans)
     QueueEntry.objects.filter(request_id__in=list(facts)).delete()
     AllocationEvent.objects.bulk_create(
@@ -265,25 +261,3 @@ def _write(batch: _Batch) -> None:
             for place, allocation in batch.taken
         ]
     )
-
-
-def _facts(batch: _Batch, place: Place) -> dict[str, Any]:
-    takes = [take for member in place.members for take in member.takes]
-    return {
-        "nodes": [batch.nodes[member.node_id].name for member in place.members],
-        "gpus": [str(batch.gpus[take.gpu_id].uid) for take in takes],
-        "charge_milli": place.charge_milli,
-        "borrowed_milli": place.borrowed_milli,
-    }
-
-
-def _members(taken: Iterable[tuple[Place, Allocation]]) -> Iterator[AllocationMember]:
-    for place, allocation in taken:
-        for member in place.members:
-            yield AllocationMember(
-                allocation=allocation,
-                number=member.number,
-                node_id=member.node_id,
-                cpu_milli=member.cpu_milli,
-                memory_mib=member.memory_mib,
-            )

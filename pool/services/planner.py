@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from uuid import uuid4
 
 from pool.engine import model
+from pool.engine.loop_guard import back_off_until
 from pool.selectors.planner_nodes import facts_of, nodes_read
 from pool.selectors.planner_queue import (
     Asked,
@@ -72,12 +73,11 @@ class Taking:
     def request(self, item: model.Request, policy: model.Policy) -> model.Request:
         """A displaced request that waits again: by whom, how often, and until when it may displace nobody."""
         known = self.displaced[item.id]
-        rests = known.times >= policy.evictions_back_off
         return replace(
             item,
             evictions=known.times,
             displaced_by=known.by,
-            evicts_after=to_ms(known.last_at) + policy.back_off_ms if rests else 0,
+            evicts_after=back_off_until(known.times, policy, to_ms(known.last_at)),
         )
 
 

@@ -69,13 +69,6 @@ def plan_reclaim_apply(
     return answers
 
 
-def evict_apply(
-    *, evict: Evict, keep: Kept | None, cycle: SchedulerCycle | None = None, acting_user: Actor = SCHEDULER
-) -> Evicted:
-    """One eviction; see ``evictions_apply``."""
-    return evictions_apply(evicts=[evict], keep=keep, cycle=cycle, acting_user=acting_user)
-
-
 def evictions_apply(
     *,
     evicts: Sequence[Evict],

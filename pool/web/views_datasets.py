@@ -17,7 +17,7 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from pool.models import Dataset, Site
 from pool.selectors.datasets import datasets_visible
 from pool.services.datasets import dataset_retire, dataset_save, datasets_import
-from portal.accounts.policy import Policy
+from portal.accounts.middleware import policy_of_request
 from portal.kernel.errors import DomainError, Invalid
 from portal.ops.actor import actor_of
 
@@ -25,12 +25,8 @@ PER_PAGE = 50
 FIELDS = ("code", "name", "size_gib", "site", "location", "nodes", "department")
 
 
-def _policy(request: HttpRequest) -> Policy:
-    return request.policy  # type: ignore[attr-defined,no-any-return]
-
-
 def _dataset(request: HttpRequest, uid: Any) -> Dataset:
-    found = datasets_visible(_policy(request)).filter(uid=uid).first()
+    found = datasets_visible(policy_of_request(request)).filter(uid=uid).first()
     if found is None:
         raise Http404
     return found
@@ -40,7 +36,7 @@ def _dataset(request: HttpRequest, uid: Any) -> Dataset:
 @require_GET
 def dataset_list(request: HttpRequest) -> HttpResponse:
     """What requests may name, where it lies; ``?retired=1`` also what is off the list."""
-    found = datasets_visible(_policy(request))
+    found = datasets_visible(policy_of_request(request))
     if request.GET.get("retired") != "1":
         found = found.filter(retired_at=None)
     q = request.GET.get("q", "").strip()[:100]
@@ -50,7 +46,7 @@ def dataset_list(request: HttpRequest) -> HttpResponse:
         "page_obj": Paginator(found, PER_PAGE).get_page(request.GET.get("page")),
         "q": q,
         "retired": request.GET.get("retired") == "1",
-        "may_change": _policy(request).administers_pool,
+        "may_change": policy_of_request(request).administers_pool,
     }
     return render(request, "pool/datasets.html", context)
 
@@ -59,7 +55,7 @@ def dataset_list(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "POST"])
 def dataset_edit(request: HttpRequest, uid: Any = None) -> HttpResponse:
     """Make a data set, or change one; what was typed stays where something is wrong."""
-    policy = _policy(request)
+    policy = policy_of_request(request)
     policy.require(policy.administers_pool)
     dataset = _dataset(request, uid) if uid is not None else None
     values = _values(dataset)
@@ -154,7 +150,7 @@ def dataset_act(request: HttpRequest, uid: Any) -> HttpResponse:
 @require_http_methods(["GET", "POST"])
 def dataset_import_page(request: HttpRequest) -> HttpResponse:
     """Data sets from CSV or XLSX: a dry run first, errors by row and column, all or nothing."""
-    policy = _policy(request)
+    policy = policy_of_request(request)
     policy.require(policy.administers_pool)
     context: dict[str, Any] = {}
     status = 200

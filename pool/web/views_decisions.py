@@ -29,7 +29,7 @@ from pool.services.policies import (
 )
 from pool.tasks import preview_policy
 from pool.web.policy_forms import PolicyForm, differing
-from portal.accounts.policy import Policy
+from portal.accounts.middleware import pool_reader
 from portal.kernel.errors import DomainError
 from portal.ops.actor import actor_of
 
@@ -37,12 +37,6 @@ PER_PAGE = 50
 STEPS = ("read", "decide", "keep", "apply", "write")
 NAMES = {"class_weights": "class_weights_training"}
 """Problems of the weights stand beside the first of their fields."""
-
-
-def _reader(request: HttpRequest) -> Policy:
-    policy: Policy = request.policy  # type: ignore[attr-defined]
-    policy.require(policy.administers_pool or policy.audits)
-    return policy
 
 
 def tabs(current: str) -> list[dict[str, Any]]:
@@ -58,7 +52,7 @@ def tabs(current: str) -> list[dict[str, Any]]:
 @require_GET
 def decision_list(request: HttpRequest) -> HttpResponse:
     """Cycles that decided something; `kind` placed, evicted, refused; `request` a number."""
-    _reader(request)
+    pool_reader(request)
     kind, asked = request.GET.get("kind", ""), request.GET.get("request", "")
     page = Paginator(cycles_listed(kind=kind, request=asked), PER_PAGE).get_page(request.GET.get("page"))
     context = {
@@ -80,7 +74,7 @@ def decision_list(request: HttpRequest) -> HttpResponse:
 @require_GET
 def decision(request: HttpRequest, uid: Any) -> HttpResponse:
     """One decision as a proof: what was looked at, each step with its rule and figures, what was left out."""
-    _reader(request)
+    pool_reader(request)
     cycle = get_object_or_404(SchedulerCycle.objects.select_related("policy", "snapshot"), uid=uid)
     context = {
         "cycle": cycle,
@@ -100,7 +94,7 @@ def decision(request: HttpRequest, uid: Any) -> HttpResponse:
 @require_POST
 def decision_again(request: HttpRequest, uid: Any) -> HttpResponse:
     """Decide it again from what was kept, and say whether the same came out (a fragment)."""
-    _reader(request)
+    pool_reader(request)
     cycle = get_object_or_404(SchedulerCycle.objects.select_related("policy", "snapshot"), uid=uid)
     context: dict[str, Any] = {"cycle": cycle}
     try:
@@ -114,7 +108,7 @@ def decision_again(request: HttpRequest, uid: Any) -> HttpResponse:
 @require_GET
 def policy_list(request: HttpRequest) -> HttpResponse:
     """All versions, the one in force first."""
-    policy = _reader(request)
+    policy = pool_reader(request)
     rows = SchedulingPolicy.objects.select_related("based_on").order_by("-active", "-published_at", "-id")
     context = {
         "tabs": tabs("policies"),
@@ -129,7 +123,7 @@ def policy_list(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "POST"])
 def policy_new(request: HttpRequest) -> HttpResponse:
     """Begin a draft from the version in force, or from another (`from`: its uid)."""
-    _reader(request).require(request.policy.administers_pool)  # type: ignore[attr-defined]
+    pool_reader(request).require(request.policy.administers_pool)  # type: ignore[attr-defined]
     base = SchedulingPolicy.objects.filter(active=True).first()
     if request.GET.get("from"):
         base = get_object_or_404(SchedulingPolicy, uid=request.GET["from"])
@@ -154,7 +148,7 @@ def policy_new(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "POST"])
 def policy_detail(request: HttpRequest, uid: Any) -> HttpResponse:
     """One version: what it changes, its preview, and for a draft its form."""
-    policy = _reader(request)
+    policy = pool_reader(request)
     row = get_object_or_404(SchedulingPolicy.objects.select_related("based_on"), uid=uid)
     draft = row.published_at is None
     data = request.POST if request.method == "POST" else None
@@ -193,7 +187,7 @@ def policy_detail(request: HttpRequest, uid: Any) -> HttpResponse:
 @require_POST
 def policy_act(request: HttpRequest, uid: Any, act: str) -> HttpResponse:
     """`preview`, `publish`, `discard`; `roll-back` of the version in force."""
-    policy = _reader(request)
+    policy = pool_reader(request)
     policy.require(policy.administers_pool)
     row = get_object_or_404(SchedulingPolicy, uid=uid)
     actor, reason = actor_of(request), request.POST.get("reason", "")[:500]
@@ -223,5 +217,5 @@ def policy_act(request: HttpRequest, uid: Any, act: str) -> HttpResponse:
 @require_GET
 def policy_preview_part(request: HttpRequest, uid: Any) -> HttpResponse:
     """The preview as a fragment; asks again while it is being made."""
-    _reader(request)
+    pool_reader(request)
     return render(request, "pool/_policy_preview.html", {"row": get_object_or_404(SchedulingPolicy, uid=uid)})

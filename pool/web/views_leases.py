@@ -24,6 +24,7 @@ from pool.services.modes import consent_set
 from pool.services.reclaim_rules import rules_active
 from pool.web.ladder_words import ladder_steps
 from pool.web.reasons import explain, explain_basis
+from portal.accounts.middleware import policy_of_request
 from portal.accounts.policy import Policy
 from portal.kernel.clock import now
 from portal.kernel.errors import DomainError
@@ -35,12 +36,8 @@ from quotas.models import CapacityRequest
 PER_PAGE = 50
 
 
-def _policy(request: HttpRequest) -> Policy:
-    return request.policy  # type: ignore[attr-defined,no-any-return]
-
-
 def _allocation(request: HttpRequest, uid: Any) -> Allocation:
-    found = pages.allocation_seen(_policy(request), uid)
+    found = pages.allocation_seen(policy_of_request(request), uid)
     if found is None:
         raise Http404
     return found
@@ -50,7 +47,7 @@ def _allocation(request: HttpRequest, uid: Any) -> Allocation:
 @require_GET
 def lease_list(request: HttpRequest) -> HttpResponse:
     """Allocations: `whose` is mine (default) or all that I may see; `state` open (default), ended or all."""
-    policy = _policy(request)
+    policy = policy_of_request(request)
     whose = request.GET.get("whose", "mine" if not policy.administers_pool else "all")
     state = request.GET.get("state", "open")
     found = pages.allocations_visible(policy).prefetch_related("members__node")
@@ -82,7 +79,7 @@ def lease_list(request: HttpRequest) -> HttpResponse:
 def allocation_detail(request: HttpRequest, uid: Any) -> HttpResponse:
     """One allocation: time left, live figures (fragment), log, GPUs, where it runs, history, extend, release."""
     allocation = _allocation(request, uid)
-    policy = _policy(request)
+    policy = policy_of_request(request)
     allocation.uid_text = str(allocation.uid)  # type: ignore[attr-defined]
     members = list(allocation.members.all())
     mine = allocation.holder_id == request.user.pk
@@ -223,7 +220,7 @@ def home_allocations(request: HttpRequest) -> HttpResponse:
 @require_GET
 def request_progress(request: HttpRequest, uid: Any) -> HttpResponse:
     """Why a request waits, or what it got: the scheduler's part of the request page."""
-    policy = _policy(request)
+    policy = policy_of_request(request)
     ask = CapacityRequest.objects.filter(uid=uid).select_related("flavour", "department").first()
     if ask is None or not (ask.requester_id == request.user.pk or ask.department_id in policy.reads):
         raise Http404

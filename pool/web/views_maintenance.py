@@ -19,7 +19,7 @@ from pool.models import MaintenanceWindow, Node, Site
 from pool.services.maintenance import nodes_of, window_cancel, window_plan, work_in_the_way
 from pool.transitions import WINDOW_OPEN
 from pool.web.reclaim_forms import WindowForm
-from portal.accounts.policy import Policy
+from portal.accounts.middleware import policy_of_request
 from portal.kernel.clock import now
 from portal.kernel.errors import DomainError
 from portal.kernel.units import to_ms
@@ -27,10 +27,6 @@ from portal.ops.actor import actor_of
 from quotas.web.forms import local_input, seconds_of
 
 PER_PAGE = 50
-
-
-def _policy(request: HttpRequest) -> Policy:
-    return request.policy  # type: ignore[attr-defined,no-any-return]
 
 
 @login_required
@@ -51,7 +47,7 @@ def window_list(request: HttpRequest) -> HttpResponse:
             ("open", _("To come and under way")),
             ("over", pgettext("maintenance", "Over")),
         ],
-        "may_act": _policy(request).administers_pool,
+        "may_act": policy_of_request(request).administers_pool,
     }
     return render(request, "pool/maintenance_list.html", context)
 
@@ -60,7 +56,7 @@ def window_list(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "POST"])
 def window_new(request: HttpRequest) -> HttpResponse:
     """Plan a window; `node` in the address chooses one."""
-    policy = _policy(request)
+    policy = policy_of_request(request)
     policy.require(policy.administers_pool)
     begin = now().replace(minute=0, second=0, microsecond=0) + timedelta(days=1)
     initial = {
@@ -104,7 +100,7 @@ def _planned(request: HttpRequest, form: WindowForm) -> MaintenanceWindow | None
 @require_GET
 def window_detail(request: HttpRequest, uid: Any) -> HttpResponse:
     """One window: when, which nodes, whom it hits, what became of them."""
-    policy = _policy(request)
+    policy = policy_of_request(request)
     window = get_object_or_404(MaintenanceWindow.objects.select_related("site"), uid=uid)
     window.uid_text = str(window.uid)  # type: ignore[attr-defined]
     told = list(

@@ -22,6 +22,7 @@ from pool.selectors.reclaim import windows_of
 from pool.services import conditions, nodes
 from pool.services.enrolment import agent_token_revoke
 from pool.services.nodes import node_work
+from portal.accounts.middleware import pool_reader
 from portal.accounts.policy import Policy
 from portal.kernel.clock import now
 from portal.kernel.errors import DomainError
@@ -203,8 +204,7 @@ def gpu_act(request: HttpRequest, uid: Any, act: str) -> HttpResponse:
 @require_GET
 def operations(request: HttpRequest) -> HttpResponse:
     """What is broken, whom it touches, what waits."""
-    policy: Policy = request.policy  # type: ignore[attr-defined]
-    policy.require(policy.administers_pool or policy.audits)
+    policy = pool_reader(request)
     context = pages.operations()
     context["queue"] = pages.queue_listed(policy, 10)
     context["capacities"] = pages.capacities()

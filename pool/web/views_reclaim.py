@@ -21,20 +21,14 @@ from pool.services.modes import mode_set
 from pool.services.reclaim_rules import rules_active, rules_publish
 from pool.services.surplus import departments_over, surplus_reclaim
 from pool.web.reclaim_forms import ModeForm, RulesForm
+from portal.accounts.middleware import pool_reader
 from portal.accounts.models import Department
-from portal.accounts.policy import Policy
 from portal.kernel.errors import DomainError
 from portal.ops.actor import actor_of
 from quotas.models import GpuFlavour
 from quotas.web.forms import seconds_of
 
 PER_PAGE = 50
-
-
-def _policy(request: HttpRequest) -> Policy:
-    policy: Policy = request.policy  # type: ignore[attr-defined]
-    policy.require(policy.administers_pool or policy.audits)
-    return policy
 
 
 def tabs(current: str) -> list[dict[str, Any]]:
@@ -53,7 +47,7 @@ def tabs(current: str) -> list[dict[str, Any]]:
 @require_GET
 def cases(request: HttpRequest) -> HttpResponse:
     """Cases: `state` open (default) or closed, `cause` one of the causes."""
-    _policy(request)
+    pool_reader(request)
     state = request.GET.get("state", "open")
     found = ReclaimCase.objects.select_related(
         "allocation__holder", "allocation__department", "allocation__flavour", "for_request", "window"
@@ -77,7 +71,7 @@ def cases(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "POST"])
 def modes(request: HttpRequest) -> HttpResponse:
     """The tree of departments with their modes; one is changed at a time (`department`: its uid, or `all`)."""
-    policy = _policy(request)
+    policy = pool_reader(request)
     chosen = request.GET.get("department", "")
     department = get_object_or_404(Department, uid=chosen) if chosen not in ("", "all") else None
     loaded = Modes.load(policy.tree)
@@ -129,7 +123,7 @@ def modes(request: HttpRequest) -> HttpResponse:
 @require_GET
 def advice(request: HttpRequest) -> HttpResponse:
     """What would have been taken back, newest first."""
-    _policy(request)
+    pool_reader(request)
     found = ReclaimAdvice.objects.select_related(
         "allocation__holder", "allocation__department", "allocation__flavour", "for_request"
     )
@@ -153,7 +147,7 @@ def set_of_charges(rows: Any) -> list[int]:
 @require_http_methods(["GET", "POST"])
 def surplus(request: HttpRequest) -> HttpResponse:
     """Departments over their quota: let it run out (nothing to do), or take back with notice."""
-    policy = _policy(request)
+    policy = pool_reader(request)
     if request.method == "POST":
         policy.require(policy.administers_pool)
         department = get_object_or_404(Department, uid=request.POST.get("department") or None)
@@ -185,7 +179,7 @@ def surplus(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "POST"])
 def rules(request: HttpRequest) -> HttpResponse:
     """The numbers of taking back, and who published them."""
-    policy = _policy(request)
+    policy = pool_reader(request)
     row, active = rules_active()
     form = RulesForm(request.POST if request.method == "POST" else None, initial=asdict(active))
     if request.method == "POST":

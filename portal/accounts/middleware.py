@@ -13,7 +13,7 @@ from django.urls import NoReverseMatch, reverse
 from django.utils import timezone, translation
 from django.utils.functional import SimpleLazyObject
 
-from portal.accounts.policy import policy_of
+from portal.accounts.policy import Policy, policy_of
 
 
 def zone_of(user: Any) -> zoneinfo.ZoneInfo:
@@ -23,6 +23,18 @@ def zone_of(user: Any) -> zoneinfo.ZoneInfo:
         return zoneinfo.ZoneInfo(name)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError):
         return zoneinfo.ZoneInfo(settings.GPUPOOL_BILLING_TIME_ZONE)
+
+
+def policy_of_request(request: HttpRequest) -> Policy:
+    """The policy that the middleware put on the request."""
+    return request.policy  # type: ignore[attr-defined,no-any-return]
+
+
+def pool_reader(request: HttpRequest) -> Policy:
+    """The same, for pages of those who keep the pool or audit it; Refused for others."""
+    policy = policy_of_request(request)
+    policy.require(policy.administers_pool or policy.audits)
+    return policy
 
 
 class PersonMiddleware:

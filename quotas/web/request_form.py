@@ -22,6 +22,8 @@ from quotas.web.forms import (
 )
 from quotas.web.request_parts import HOURS, WHOLE, PlaceFields, SeriesFields, TimeFields
 
+OF_SHAPE = ("gpus_per_node", "nodes", "fraction_milli", "fraction_mib", "mig_profile", "mig_count")
+
 
 class RequestForm(TimeFields, PlaceFields, SeriesFields, ServiceForm):
     """The request form, all shapes on one page; what few need is in folded parts of its own."""
@@ -153,17 +155,7 @@ class RequestForm(TimeFields, PlaceFields, SeriesFields, ServiceForm):
             "flavour": "" if by_need or t("shape") == "cpu" else t("flavour"),
             "requirement": {**(need if by_need else {}), **self.driver_value()},
             "shape": t("shape"),
-            **{
-                n: t(n)
-                for n in (
-                    "gpus_per_node",
-                    "nodes",
-                    "fraction_milli",
-                    "fraction_mib",
-                    "mig_profile",
-                    "mig_count",
-                )
-            },
+            **{n: t(n) for n in OF_SHAPE},
             "duration_s": None if service or t("start") == "weekly" else seconds_of(t("hours")),
             "is_service": service,
             "review_at": self.moment("review_at") if service else None,
@@ -215,12 +207,7 @@ class RequestForm(TimeFields, PlaceFields, SeriesFields, ServiceForm):
             n: getattr(r, n)
             for n in (
                 "shape",
-                "gpus_per_node",
-                "nodes",
-                "fraction_milli",
-                "fraction_mib",
-                "mig_profile",
-                "mig_count",
+                *OF_SHAPE,
                 "is_service",
                 "work_class",
                 "priority",

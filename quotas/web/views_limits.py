@@ -17,6 +17,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_http_methods
 
+from portal.accounts.middleware import pool_reader
 from portal.accounts.models import User
 from portal.kernel.errors import DomainError, Invalid
 from portal.kernel.units import MICRO, MILLI_PER_GPU, MS_PER_HOUR, scaled_int
@@ -86,8 +87,7 @@ def _shown(values: dict[str, int | None]) -> dict[str, str]:
 @require_http_methods(["GET", "POST"])
 def user_limits(request: HttpRequest) -> HttpResponse:
     """``/quotas/limits/``: whose limits differ from everybody's. ``?user=name`` opens those of a person."""
-    policy = request.policy  # type: ignore[attr-defined]
-    policy.require(policy.administers_pool or policy.audits)
+    policy = pool_reader(request)
     form, status = _opened(request), 200
     if request.method == "POST":
         form = LimitForm(request.POST)

@@ -15,7 +15,7 @@ from django.utils.translation import pgettext
 from monitoring.selectors.reports.base import GROUP_WORDS, Answer, Ask, Kind
 from monitoring.selectors.reports.period import Period
 from portal.kernel.clock import now
-from portal.kernel.tables import HOURS, Table
+from portal.kernel.tables import Table
 from quotas.selectors.billing_time import billing_zone
 from quotas.selectors.month_report import ledger_mark
 
@@ -133,13 +133,3 @@ def filter_text(ask: Ask) -> str:
     if chosen.site:
         parts.append(_("Site %(site)s") % {"site": chosen.site})
     return "; ".join(parts) or _("all that you may see")
-
-
-def whole_check(content: Content) -> tuple[int, int] | None:
-    """(sum of the parts, installed hours of the pool table): equal, or something is wrong. None without parts."""
-    if not content.parts:
-        return None
-    table = next(
-        t for t in content.tables if any(c.key == "installed" and c.kind == HOURS for c in t.columns)
-    )
-    return sum(value for _l, value, _t in content.parts), table.total()[table.column("installed")]

@@ -15,6 +15,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_http_methods, require_POST
 
+from portal.accounts.middleware import policy_of_request
 from portal.accounts.models import Department, Role
 from portal.kernel.clock import now
 from portal.kernel.errors import DomainError
@@ -25,7 +26,7 @@ from quotas.selectors.billing_time import billing_zone, month_of, next_month
 from quotas.selectors.budgets import budget_states, seen_budgets
 from quotas.services.budgets import budget_end, budget_for, budget_set
 from quotas.templatetags.money_tags import month_name
-from quotas.web.money.common import MONEY_ROLES, for_roles, policy_of_request
+from quotas.web.money.common import MONEY_ROLES, for_roles
 from quotas.web.money.ledger import show_error
 
 

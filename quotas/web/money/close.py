@@ -12,6 +12,7 @@ from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods
 
+from portal.accounts.middleware import policy_of_request
 from portal.kernel.clock import now
 from portal.kernel.errors import DomainError
 from portal.ops.actor import actor_of
@@ -20,7 +21,7 @@ from quotas.selectors.billing_time import billing_zone, month_of, previous_month
 from quotas.selectors.money import book_months, month_from
 from quotas.services.months import Check, month_checks, month_close
 from quotas.templatetags.money_tags import month_name
-from quotas.web.money.common import MONEY_ROLES, for_roles, policy_of_request
+from quotas.web.money.common import MONEY_ROLES, for_roles
 
 
 def check_texts(check: Check) -> tuple[str, str, str]:

@@ -13,6 +13,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext
 
+from portal.accounts.middleware import policy_of_request
 from portal.accounts.models import Role
 from portal.accounts.policy import Policy
 from portal.kernel.clock import now
@@ -34,11 +35,6 @@ DEFINITIONS = (
     ),
     gettext_lazy("Totals are sums of these lines and nothing else."),
 )
-
-
-def policy_of_request(request: HttpRequest) -> Policy:
-    """The policy that the middleware put on the request."""
-    return request.policy  # type: ignore[attr-defined,no-any-return]
 
 
 def signed_in(view: View) -> View:

@@ -9,6 +9,7 @@ from django.shortcuts import render
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
 
+from portal.accounts.middleware import policy_of_request
 from portal.accounts.models import Role
 from portal.kernel.clock import now
 from portal.kernel.units import MICRO
@@ -19,7 +20,7 @@ from quotas.selectors.money import LineFilter, book_months
 from quotas.selectors.month_report import MonthReport, month_report
 from quotas.selectors.running import one_look
 from quotas.templatetags.money_tags import month_name
-from quotas.web.money.common import MONEY_ROLES, for_roles, policy_of_request
+from quotas.web.money.common import MONEY_ROLES, for_roles
 
 
 @for_roles(*MONEY_ROLES, Role.LEAD)

@@ -14,6 +14,7 @@ from django.urls import reverse
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_http_methods, require_safe
 
+from portal.accounts.middleware import policy_of_request
 from portal.kernel.csv_export import csv_response, machine_csv, people_csv
 from portal.kernel.errors import DomainError, NotFound
 from portal.kernel.units import MS_PER_HOUR, micro_from_money, scaled_int
@@ -25,7 +26,7 @@ from quotas.selectors.money import LineFilter, Lines, book_months
 from quotas.selectors.month_report import ledger_mark
 from quotas.selectors.running import one_look
 from quotas.services.months import correction_book
-from quotas.web.money.common import about, filter_chips, lines_of, policy_of_request, signed_in
+from quotas.web.money.common import about, filter_chips, lines_of, signed_in
 
 RUNNING_SHOWN = 5
 """Running lines above the first page; the files have every one."""

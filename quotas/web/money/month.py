@@ -10,6 +10,7 @@ from django.shortcuts import render
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
 
+from portal.accounts.middleware import policy_of_request
 from portal.kernel.clock import now
 from portal.kernel.csv_export import csv_response, machine_csv, people_csv
 from portal.kernel.errors import Invalid
@@ -19,7 +20,7 @@ from quotas.selectors.billing_time import billing_zone, month_of
 from quotas.selectors.money import Lines, book_state
 from quotas.selectors.month_report import GROUPINGS, MonthReport, ledger_mark, month_report
 from quotas.selectors.running import one_look
-from quotas.web.money.common import DEFINITIONS, about, filter_chips, lines_of, policy_of_request, signed_in
+from quotas.web.money.common import DEFINITIONS, about, filter_chips, lines_of, signed_in
 
 SERIES = 7
 """Groups with a colour of their own in the chart; the rest is one."""

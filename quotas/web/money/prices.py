@@ -15,6 +15,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_http_methods, require_safe
 
+from portal.accounts.middleware import policy_of_request
 from portal.accounts.policy import Policy
 from portal.kernel.clock import now
 from portal.kernel.csv_export import csv_response, machine_csv, people_csv
@@ -29,7 +30,7 @@ from quotas.selectors.month_report import ledger_mark
 from quotas.selectors.price_preview import Preview, price_preview
 from quotas.selectors.prices import rates
 from quotas.services.prices import rate_set
-from quotas.web.money.common import MONEY_ROLES, about, for_roles, policy_of_request
+from quotas.web.money.common import MONEY_ROLES, about, for_roles
 from quotas.web.money.ledger import show_error
 
 

@@ -33,16 +33,6 @@ def clock():
         yield
 
 
-@pytest.fixture
-def team():
-    return build.department("vg")
-
-
-@pytest.fixture
-def h800():
-    return build.flavour("h800", installed=None)
-
-
 def spans(allocation):
     rows = LeaseSpan.objects.filter(lease__allocation=allocation).order_by("gpu__index", "span")
     return [(row.gpu.index, row.span.lower, row.span.upper) for row in rows.select_related("gpu")]

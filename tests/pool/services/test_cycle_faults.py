@@ -48,16 +48,6 @@ def fresh():
     planner_reset()
 
 
-@pytest.fixture
-def team():
-    return build.department("vg")
-
-
-@pytest.fixture
-def h800():
-    return build.flavour("h800", installed=None)
-
-
 def before_writing(monkeypatch, act) -> None:
     """``act`` happens after the decision and before it is written, once."""
     real, done = cycles.places_apply, []

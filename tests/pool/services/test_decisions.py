@@ -45,16 +45,6 @@ def clock():
     planner_reset()
 
 
-@pytest.fixture
-def team():
-    return build.department("vg")
-
-
-@pytest.fixture
-def h800():
-    return build.flavour("h800", installed=None)
-
-
 def decided(team, h800) -> list[SchedulerCycle]:
     """Three decisions: one about everybody, two about new requests."""
     pool.node(h800)

@@ -36,16 +36,6 @@ def clock():
     planner_reset()
 
 
-@pytest.fixture
-def team():
-    return build.department("vg")
-
-
-@pytest.fixture
-def h800():
-    return build.flavour("h800", installed=None)
-
-
 def seen(memory: PlannerMemory) -> str:
     memory.refresh()
     return snapshot_hash(memory.snapshot(Policy()))

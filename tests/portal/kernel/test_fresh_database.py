@@ -16,6 +16,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.migrations.loader import MigrationLoader
 
 from portal.kernel import fresh_database
+from tests.database import database_url
 
 # What pg_catalog says of everything that migrations can make; extensions' own things are left out.
 CATALOGUE = {
@@ -57,15 +58,7 @@ def unguarded(django_db_blocker: Any) -> Iterator[None]:
 @contextmanager
 def server() -> Iterator[psycopg.Connection[Any]]:
     """The tests' database server, outside any database of ours."""
-    settings = connection.settings_dict
-    with psycopg.connect(
-        host=settings["HOST"] or settings["OPTIONS"].get("host"),
-        port=settings["PORT"] or None,
-        user=settings["USER"],
-        password=settings["PASSWORD"] or None,
-        dbname="postgres",
-        autocommit=True,
-    ) as opened:
+    with psycopg.connect(database_url("postgres"), autocommit=True) as opened:
         yield opened
 
 
