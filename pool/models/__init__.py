@@ -5,7 +5,7 @@ from pool.models.allocation import Allocation, AllocationEvent, AllocationLog, A
 from pool.models.gpu import Gpu, MigSlice
 from pool.models.lease import Lease, LeaseSpan, Reservation
 from pool.models.maintenance import MaintenanceNode, MaintenanceWindow
-from pool.models.place import Cluster, Dataset, Node, NodeFabric, NodeStorage, Site
+from pool.models.place import Cluster, ClusterCredential, Dataset, Node, NodeFabric, NodeStorage, Site
 from pool.models.reclaim import (
     DepartmentMode,
     IdleWatch,
@@ -35,6 +35,7 @@ __all__ = [
     "AllocationLog",
     "AllocationMember",
     "Cluster",
+    "ClusterCredential",
     "Dataset",
     "DepartmentMode",
     "Gpu",

@@ -123,6 +123,13 @@ class AllocationMember(models.Model):
     memory_mib = models.PositiveIntegerField(default=0)
     state = models.CharField(max_length=10, choices=State.choices, default=State.RESERVED)
     external_id = models.CharField(max_length=120, blank=True, help_text="job id in the outside system")
+    ordered_at = models.DateTimeField(
+        null=True, blank=True, help_text="last order to start that went to an outside system, answered or not"
+    )
+    stop_ordered_at = models.DateTimeField(
+        null=True, blank=True, help_text="last order to stop that an outside system took"
+    )
+    read_bytes = models.BigIntegerField(default=0, help_text="of its output, read from an outside system")
     pid = models.PositiveIntegerField(null=True, blank=True)
     account = models.CharField(max_length=64, blank=True, help_text="system account it really runs as")
     started_at = models.DateTimeField(null=True, blank=True)

@@ -6,6 +6,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
+from portal.kernel.clock import now
 from portal.kernel.models import PublicModel
 
 
@@ -37,13 +38,42 @@ class Cluster(PublicModel):
     name = models.CharField(_("name"), max_length=120)
     site = models.ForeignKey(Site, on_delete=models.PROTECT, related_name="clusters")
     executor = models.CharField(max_length=12, choices=Executor.choices, default=Executor.AGENT)
-    settings = models.JSONField(default=dict, help_text="never secrets: those are in the secret store")
+    settings = models.JSONField(default=dict, help_text="never secrets: those are in ClusterCredential")
+    looked_at = models.DateTimeField(null=True, blank=True, help_text="last complete look at a polled system")
+    away_since = models.DateTimeField(
+        null=True, blank=True, help_text="the outside system did not answer since"
+    )
+    away_code = models.CharField(max_length=64, blank=True)
+    away_detail = models.TextField(blank=True)
+    foreign_work = models.JSONField(
+        default=list, help_text="what runs there and is not of this pool, last look"
+    )
 
     class Meta:
         ordering = ["name", "id"]
 
     def __str__(self) -> str:
         return self.name
+
+
+class ClusterCredential(models.Model):
+    """What opens an outside system (a token, a kubeconfig), sealed. It is written by people and read by executors
+    alone; no page, API, log or export shows it.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    cluster = models.ForeignKey(Cluster, on_delete=models.PROTECT, related_name="credentials")
+    name = models.CharField(max_length=48)
+    sealed = models.TextField()
+    set_at = models.DateTimeField(default=now)
+    set_by_name = models.CharField(max_length=200, blank=True)
+    expires_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["cluster", "name"], name="credential_once")]
+
+    def __str__(self) -> str:
+        return f"{self.cluster} {self.name}"
 
 
 class Node(PublicModel):

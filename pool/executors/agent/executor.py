@@ -6,7 +6,15 @@ from datetime import timedelta
 from typing import Any
 
 from pool.executors.agent.spec import start_spec
-from pool.executors.base import CheckResult, Found, Observation, RetryableFailure
+from pool.executors.base import (
+    FRACTIONS,
+    HOLDS,
+    MIG,
+    CheckResult,
+    Found,
+    Observation,
+    RetryableFailure,
+)
 from pool.models import AgentToken, AllocationMember, Cluster, Lease, Node
 from pool.services.commands import CHECK_FREE, CHECKPOINT, START, STOP, command_send
 from portal.kernel.clock import now
@@ -26,6 +34,7 @@ class AgentExecutor:
     """`Executor` for clusters of plain nodes."""
 
     kind = "agent"
+    can = frozenset({FRACTIONS, MIG, HOLDS})
 
     def check(self, *, cluster: Cluster) -> CheckResult:
         """One finding for each node: enrolled, and heard of lately."""
