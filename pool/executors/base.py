@@ -23,7 +23,6 @@ from django.utils.module_loading import import_string
 
 from pool.models import AllocationMember, Cluster, Node
 
-
 POLLED = "polled"
 """Nothing reports by itself: ``look`` is called again and again."""
 WHOLE = "whole"
