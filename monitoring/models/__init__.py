@@ -1,7 +1,9 @@
 """Models of monitoring."""
 
+from monitoring.models.findings import Finding, FindingDay, FindingEntry, WatchHour
 from monitoring.models.report_runs import ExportJob, ReportRun, SavedReport
 from monitoring.models.reports import BuiltDay, CardDay, CardSpan, UseDay
+from monitoring.models.sources import MetricSource, SourceCard
 from monitoring.models.telemetry import GpuEvent, GpuRollup, GpuSample, GpuState, NodeState, RollupDue
 
 __all__ = [
@@ -9,13 +11,19 @@ __all__ = [
     "CardDay",
     "CardSpan",
     "ExportJob",
+    "Finding",
+    "FindingDay",
+    "FindingEntry",
     "GpuEvent",
     "GpuRollup",
     "GpuSample",
     "GpuState",
+    "MetricSource",
     "NodeState",
     "ReportRun",
     "RollupDue",
     "SavedReport",
+    "SourceCard",
     "UseDay",
+    "WatchHour",
 ]

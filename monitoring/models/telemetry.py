@@ -61,6 +61,10 @@ class GpuState(models.Model):
         default=False, help_text="busy counter stands at 100 % with nothing on the card"
     )
     missing = models.JSONField(default=dict, help_text="measure → reason code")
+    more = models.JSONField(
+        default=dict, help_text="further measures and their last values: monitoring.engine.measures.EXTRAS"
+    )
+    source = models.CharField(max_length=16, default="agent", help_text="which kind of source told it")
     processes = models.JSONField(default=list, help_text="pid, name, user, mem_mib; never arguments")
 
     class Meta:
