@@ -7,74 +7,16 @@ are kept (behaviours P065, P066); a row whose identity or time cannot be trusted
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from monitoring.engine.measures import CARD_ONLY, EXTRAS, MEASURES, Measure, reason_code, value_or_reason
 from portal.kernel.units import to_ms
 
 ACCEPT_FUTURE_MS = 60_000
-
-# Reasons that an agent or exporter may give; anything else becomes "error".
-_REASON = re.compile(r"[a-z][a-z0-9_]{1,31}\Z")
-# The null spellings of nvidia-smi and dcgm in any of their tools (pitfall P26, P17).
-_SPELLINGS = {
-    "": "not_supported",
-    "n/a": "not_supported",
-    "[n/a]": "not_supported",
-    "none": "not_supported",
-    "[not supported]": "not_supported",
-    "not supported": "not_supported",
-    "<<<null>>>": "blank",
-    "<<<not_found>>>": "not_supported",
-    "<<<not_supported>>>": "not_supported",
-    "<<<not_perm>>>": "not_permitted",
-    "[unknown error]": "error",
-    "unknown error": "error",
-    "err!": "error",
-    "[gpu is lost]": "gpu_lost",
-    "[gpu requires reset]": "reset_required",
-    "[insufficient permissions]": "not_permitted",
-}
-_BLANKS = frozenset(
-    {
-        0xFFFFFFFF,
-        0xFFFFFFFFFFFFFFFF,
-        0xFFFF,
-        *range(2147483632, 2147483636),
-        *range(140737488355328, 140737488355332),
-    }
-)
-_BLANK_FROM = 9.2233720368547758e18
-
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """One measure: its name in messages, in the store, the scale between the two, and what can be true."""
-
-    name: str
-    column: str
-    scale: int
-    low: int
-    high: int
-
-
-# High bounds leave room for hardware to come: 2 TiB of memory, 10 kW, 150 °C; 17 TB is a wrong unit.
-MEASURES: tuple[Measure, ...] = (
-    Measure("util", "util_pm", 10, 0, 1000),
-    Measure("sm", "sm_pm", 10, 0, 1000),
-    Measure("mem_used", "mem_used_mib", 1, 0, 2_097_152),
-    Measure("mem_total", "mem_total_mib", 1, 1, 2_097_152),
-    Measure("mem_reserved", "mem_reserved_mib", 1, 0, 2_097_152),
-    Measure("temp", "temp_c", 1, -40, 150),
-    Measure("power_mw", "power_mw", 1, 0, 10_000_000),
-    Measure("sm_clock", "sm_clock_mhz", 1, 0, 20_000),
-    Measure("throttle", "throttle", 1, 0, 2**62),
-)
-CARD_ONLY = frozenset({"temp", "power_mw", "sm_clock", "throttle"})
+_OF_SLICES = frozenset({"tensor", "dram", "mem_free", "shared", "settling"})
 
 
 class RowRefused(ValueError):
@@ -102,31 +44,9 @@ class Sample:
     sm_clock_mhz: int | None = None
     throttle: int | None = None
     missing: dict[str, str] = field(default_factory=dict)
+    more: dict[str, int] = field(default_factory=dict)
+    source: str = "agent"
     processes: list[dict[str, Any]] = field(default_factory=list)
-
-
-def value_or_reason(measure: Measure, raw: Any) -> tuple[int | None, str]:
-    """(stored integer, "") or (None, reason code) of one raw value in the unit of messages."""
-    if isinstance(raw, str):
-        spelled = _SPELLINGS.get(raw.strip().lower())
-        if spelled is not None:
-            return None, spelled
-        try:
-            raw = float(raw)
-        except ValueError:
-            return None, "not_a_number"
-    if raw is None:
-        return None, "not_supported"
-    if isinstance(raw, bool) or not isinstance(raw, int | float):
-        return None, "not_a_number"
-    if isinstance(raw, float) and not math.isfinite(raw):
-        return None, "not_a_number"
-    if raw >= _BLANK_FROM or (raw in _BLANKS and raw * measure.scale > measure.high):
-        return None, "blank"
-    value = round(raw * measure.scale)
-    if not measure.low <= value <= measure.high:
-        return None, "out_of_range"
-    return value, ""
 
 
 def parse_row(row: Any, *, now_ms: int, oldest_ms: int) -> Sample:
@@ -162,6 +82,7 @@ def parse_row(row: Any, *, now_ms: int, oldest_ms: int) -> Sample:
             sample.missing[measure.name] = reason
         else:
             setattr(sample, measure.column, value)
+    take_extras(sample, values, missing)
     _memory_sane(sample)
     sample.processes = parse_processes(processes)
     return sample
@@ -180,14 +101,29 @@ def parse_time(raw: Any) -> int:
         raise RowRefused("bad_time") from error
 
 
-def reason_code(raw: Any) -> str:
-    """A reason as a code that may be stored: small letters and underscores, else `error`."""
-    return raw if isinstance(raw, str) and _REASON.match(raw) else "error"
+def take_extras(sample: Sample, values: Mapping[str, Any], missing: Mapping[str, Any]) -> None:
+    """Further measures into `sample.more`; a reason only where the source tells one. Unknown names are left out."""
+    for name, raw in values.items():
+        measure = EXTRAS.get(name)
+        if measure is None or (sample.mig_uuid and name not in _OF_SLICES):
+            continue
+        value, reason = value_or_reason(measure, raw)
+        if value is None:
+            sample.missing[name] = reason
+        else:
+            sample.more[name] = value
+    for name, raw in missing.items():
+        if name in EXTRAS and name not in sample.more and not sample.mig_uuid:
+            sample.missing[name] = reason_code(raw)
 
 
 def _memory_sane(sample: Sample) -> None:
-    """More used than there is cannot be true; a missing reserve is derived nowhere but shown as missing."""
-    used, total = sample.mem_used_mib, sample.mem_total_mib
+    """More used than there is cannot be true; the reserve is what total, used and free leave (P05)."""
+    used, total, free = sample.mem_used_mib, sample.mem_total_mib, sample.more.pop("mem_free", None)
+    known = used is not None and total is not None and free is not None
+    if known and sample.mem_reserved_mib is None and used + free <= total:
+        sample.mem_reserved_mib = total - used - free
+        sample.missing.pop("mem_reserved", None)
     if used is not None and total is not None and used > total + total // 50:
         sample.mem_used_mib = None
         sample.missing["mem_used"] = "out_of_range"
@@ -253,11 +189,12 @@ def activity(sample: Sample) -> int:
     """Whether the card did work at this instant: BUSY, QUIET, or UNKNOWN where it cannot be told.
 
     Quiet needs two signals: activity below 5 % *and* no kernel running or no process. Missing activity is
-    unknown, never quiet (P063). A busy counter latched at 100 % (pitfall P33, behaviour G126) does not make a
-    card busy that has no process and holds no memory.
+    unknown, never quiet (P063), and so is the first minute of a driver, whose start looks like work (pitfall P02).
+    A busy counter latched at 100 % (pitfall P33, behaviour G126) does not make a card busy that has no process and
+    holds no memory.
     """
     level = sample.sm_pm if sample.sm_pm is not None else sample.util_pm
-    if level is None:
+    if level is None or sample.more.get("settling"):
         return UNKNOWN
     nobody = not sample.processes
     if level < _ACTIVE_PM:

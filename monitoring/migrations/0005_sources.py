@@ -38,7 +38,7 @@ class Migration(migrations.Migration):
                 ('query', models.CharField(blank=True, help_text='Prometheus: what to ask; empty: all of DCGM', max_length=500)),
                 ('auth', models.CharField(choices=[('none', 'None'), ('bearer', 'Bearer token'), ('basic', 'Name and password')], default='none', max_length=8)),
                 ('username', models.CharField(blank=True, max_length=120)),
-                ('secret', models.CharField(blank=True, max_length=4096)),
+                ('sealed', models.TextField(blank=True, help_text='the secret, sealed')),
                 ('every_s', models.PositiveIntegerField(default=15)),
                 ('active', models.BooleanField(default=True)),
                 ('due_at', models.DateTimeField(blank=True, null=True)),
@@ -73,7 +73,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name='metricsource',
-            constraint=models.CheckConstraint(condition=models.Q(models.Q(('auth', 'none'), ('secret', '')), models.Q(models.Q(('auth', 'none'), _negated=True), models.Q(('secret', ''), _negated=True)), _connector='OR'), name='metric_source_secret'),
+            constraint=models.CheckConstraint(condition=models.Q(models.Q(('auth', 'none'), ('sealed', '')), models.Q(models.Q(('auth', 'none'), _negated=True), models.Q(('sealed', ''), _negated=True)), _connector='OR'), name='metric_source_secret'),
         ),
         migrations.AddConstraint(
             model_name='sourcecard',

@@ -4,7 +4,15 @@ from monitoring.models.findings import Finding, FindingDay, FindingEntry, WatchH
 from monitoring.models.report_runs import ExportJob, ReportRun, SavedReport
 from monitoring.models.reports import BuiltDay, CardDay, CardSpan, UseDay
 from monitoring.models.sources import MetricSource, SourceCard
-from monitoring.models.telemetry import GpuEvent, GpuRollup, GpuSample, GpuState, NodeState, RollupDue
+from monitoring.models.telemetry import (
+    FleetRollup,
+    GpuEvent,
+    GpuRollup,
+    GpuSample,
+    GpuState,
+    NodeState,
+    RollupDue,
+)
 
 __all__ = [
     "BuiltDay",
@@ -14,6 +22,7 @@ __all__ = [
     "Finding",
     "FindingDay",
     "FindingEntry",
+    "FleetRollup",
     "GpuEvent",
     "GpuRollup",
     "GpuSample",

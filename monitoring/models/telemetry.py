@@ -94,7 +94,8 @@ class GpuRollup(models.Model):
     """Sums of samples of one GPU in one bucket: can be run again and takes late data (upsert).
 
     A mean is sum / count of the samples that had the measure; coverage is covered seconds / seconds of the
-    bucket, where a ten-second slot is covered when it holds a sample.
+    bucket, where a ten-second slot is covered when it holds a sample. Partitioned by step, minutes by UTC day and
+    hours by UTC month (migration 0006), so that retention drops tables.
     """
 
     class Step(models.IntegerChoices):
@@ -102,7 +103,7 @@ class GpuRollup(models.Model):
         HOUR = 3600
         DAY = 86400
 
-    id = models.BigAutoField(primary_key=True)
+    pk = models.CompositePrimaryKey("gpu_id", "slot", "step", "bucket")
     gpu_id = models.BigIntegerField()
     slot = models.SmallIntegerField(default=0)
     step = models.IntegerField(choices=Step.choices)
@@ -124,14 +125,47 @@ class GpuRollup(models.Model):
     power_sum = models.BigIntegerField(default=0)
     power_max = models.IntegerField(null=True)
 
-    class Meta:
-        constraints = [
-            models.UniqueConstraint(fields=["gpu_id", "slot", "step", "bucket"], name="rollup_once"),
-        ]
-        indexes = [models.Index(fields=["step", "bucket"], name="rollup_bucket")]
-
     def __str__(self) -> str:
         return f"{self.gpu_id} {self.step} {self.bucket}"
+
+
+class FleetRollup(models.Model):
+    """Sums over the cards of one cluster and flavour in one hour or day: what a page about the whole pool reads.
+
+    `cards` had at least one sample; the other columns are the sums of theirs (slices are not counted again).
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    cluster = models.ForeignKey("pool.Cluster", on_delete=models.CASCADE, related_name="rollups")
+    flavour = models.ForeignKey(
+        "quotas.GpuFlavour", on_delete=models.CASCADE, null=True, related_name="rollups"
+    )
+    step = models.IntegerField(choices=GpuRollup.Step.choices)
+    bucket = models.DateTimeField()
+    cards = models.IntegerField()
+    covered_s = models.BigIntegerField()
+    util_n = models.BigIntegerField()
+    util_sum = models.BigIntegerField()
+    sm_n = models.BigIntegerField()
+    sm_sum = models.BigIntegerField()
+    mem_n = models.BigIntegerField()
+    mem_sum = models.BigIntegerField()
+    temp_n = models.BigIntegerField()
+    temp_sum = models.BigIntegerField()
+    power_n = models.BigIntegerField()
+    power_sum = models.BigIntegerField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["step", "bucket", "cluster", "flavour"],
+                nulls_distinct=False,
+                name="fleet_rollup_once",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.cluster_id} {self.step} {self.bucket}"
 
 
 class RollupDue(models.Model):

@@ -32,12 +32,16 @@ CREATE TEMP TABLE IF NOT EXISTS monitoring_stage (
 CREATE TEMP TABLE IF NOT EXISTS monitoring_stage_state (
     gpu_id bigint, slot smallint, at timestamptz, util_pm smallint, sm_pm smallint, mem_used_mib integer,
     mem_total_mib integer, temp_c smallint, power_mw integer, mig_uuid text, mem_reserved_mib integer,
-    sm_clock_mhz integer, throttle bigint, quiet_since timestamptz, latched boolean, missing jsonb, processes jsonb
+    sm_clock_mhz integer, throttle bigint, quiet_since timestamptz, latched boolean, missing jsonb, processes jsonb,
+    more jsonb, source text
 ) ON COMMIT DELETE ROWS;
 DELETE FROM monitoring_stage; DELETE FROM monitoring_stage_state
 """
 _RAW_TYPES = ["int8", "int2", "timestamptz", "int2", "int2", "int4", "int4", "int2", "int4"]
-_STATE_TYPES = [*_RAW_TYPES, *["text", "int4", "int4", "int8", "timestamptz", "bool", "jsonb", "jsonb"]]
+_STATE_TYPES = [
+    *_RAW_TYPES,
+    *["text", "int4", "int4", "int8", "timestamptz", "bool", "jsonb", "jsonb", "jsonb", "text"],
+]
 _RAW_COLUMNS = "gpu_id, slot, at, util_pm, sm_pm, mem_used_mib, mem_total_mib, temp_c, power_mw"
 _RAW = (
     f"INSERT INTO monitoring_gpusample ({_RAW_COLUMNS}) SELECT {_RAW_COLUMNS} FROM monitoring_stage "
@@ -45,7 +49,7 @@ _RAW = (
 )
 _STATE_COLUMNS = (
     "at, util_pm, sm_pm, mem_used_mib, mem_total_mib, temp_c, power_mw, mig_uuid, mem_reserved_mib, sm_clock_mhz, "
-    "throttle, quiet_since, latched, missing, processes"
+    "throttle, quiet_since, latched, missing, processes, more, source"
 )
 _STATE = (
     f"INSERT INTO monitoring_gpustate AS s (gpu_id, slot, {_STATE_COLUMNS}, received_at) "
@@ -147,6 +151,8 @@ def _write_rows(rows: list[Row], received: datetime) -> int:
                         latched(last),
                         Jsonb(last.missing),
                         Jsonb(last.processes),
+                        Jsonb(last.more),
+                        last.source,
                     )
                 )
         cursor.execute(_STATE, [received])
