@@ -37,6 +37,10 @@ CORDONS = "cordons"
 """Nodes can be closed and opened there: ``cordon``, ``uncordon``."""
 ADOPTS = "adopts"
 """Work that runs there already can become an allocation: ``adopt``."""
+LIMITS = "limits"
+"""Departments' quotas can be kept there as limits: ``limits``, ``limits_set``."""
+ACCOUNTS = "accounts"
+"""It keeps accounts of its own, which can be compared with ours: ``accounts``."""
 
 
 class ExecutorFailure(Exception):
@@ -139,6 +143,29 @@ class Work:
     number: int | None = None
 
 
+@dataclass(frozen=True)
+class Limit:
+    """One limit that we keep in an outside system: for whom there (an account, a namespace), on what (``gres/gpu``,
+    ``requests.nvidia.com/gpu``), as it is there and as it should be, in units of the resource; None: no limit."""
+
+    scope: str
+    resource: str
+    there: int | None
+    wanted: int | None
+
+
+@dataclass(frozen=True)
+class Account:
+    """What an outside system's own accounting says of one run of ours; ``ended_at`` None while it runs."""
+
+    uid: UUID
+    external_id: str
+    started_at: datetime | None
+    ended_at: datetime | None
+    gpus: int
+    state: str
+
+
 Key = tuple[UUID, int]
 """A member: its allocation's uid and its number."""
 
@@ -216,6 +243,16 @@ class PolledExecutor(Executor, Protocol):
 
     def adopt(self, *, cluster: Cluster, external_id: str, uid: UUID) -> None:
         """With ``ADOPTS``: write the allocation's uid on running work, so that looks find it from now on."""
+
+    def limits(self, *, cluster: Cluster) -> list[Limit]:
+        """With ``LIMITS``: every limit we keep or would keep there. Those that differ are what a push changes;
+        what should be comes from ``pool.services.outside_limits.wanted_limits``."""
+
+    def limits_set(self, *, cluster: Cluster, limits: Sequence[Limit]) -> None:
+        """With ``LIMITS``: make these as wanted."""
+
+    def accounts(self, *, cluster: Cluster, since: datetime, until: datetime) -> list[Account]:
+        """With ``ACCOUNTS``: runs of ours that were there in this time, by its own books."""
 
 
 _KINDS = {

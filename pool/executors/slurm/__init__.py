@@ -1,0 +1,1 @@
+"""The executor of Slurm clusters: jobs by slurmrestd or by the command line."""
