@@ -25,6 +25,7 @@ from pool.models.scheduling import (
     SchedulerSnapshot,
     SchedulingPolicy,
 )
+from pool.models.work import WorkUpload, WorkUploadPiece
 
 __all__ = [
     "AgentCommand",
@@ -63,4 +64,6 @@ __all__ = [
     "SchedulerSnapshot",
     "SchedulingPolicy",
     "Site",
+    "WorkUpload",
+    "WorkUploadPiece",
 ]
