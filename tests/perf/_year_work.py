@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import heapq
 import random
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tests.perf._year import ALLOCATIONS, HOUR_MS, OPEN, WAITING, _bulk
+
+EVER, NEVER = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
 
 
 def work(
@@ -120,13 +123,15 @@ def _allocations(
         )
     allocations = _bulk(Allocation, allocations)
     members, leases, spans, events, story = [], [], [], [], []
-    taken = dict.fromkeys(by_flavour, 0)
+    # Two cards of one node each, on the pair that has been free the longest: nothing overlaps, as in a real pool.
+    pairs = {
+        pk: [(EVER, number, pool[number : number + 2]) for number in range(0, len(pool) - 1, 2)]
+        for pk, pool in by_flavour.items()
+    }
     for allocation, end in zip(allocations, ends, strict=True):
-        pool = by_flavour[allocation.flavour_id]
-        first = taken[allocation.flavour_id] if end is None else rng.randrange(0, len(pool) - 1)
-        if end is None:
-            taken[allocation.flavour_id] = (first + 2) % (len(pool) - 1)
-        pair = pool[first : first + 2]
+        free_from, number, pair = heapq.heappop(pairs[allocation.flavour_id])
+        assert free_from <= allocation.started_at, "the year needs more cards"
+        heapq.heappush(pairs[allocation.flavour_id], (end or NEVER, number, pair))
         members.append(
             AllocationMember(
                 allocation=allocation, number=0, node_id=pair[0].node_id, state="running" if end is None else "free",
