@@ -60,7 +60,9 @@ def work(
     steps = _steps(requests, now, departments)
     sizes, allocation = _allocations(rng, now, requests[:ALLOCATIONS], flavours, cards)
     _audit(now, requests, departments)
-    step = ApprovalStep.objects.filter(state="open", department=departments[1]).first()
+    step = ApprovalStep.objects.filter(
+        state="open", department=departments[1], request__department__parent=departments[1]
+    ).first()
     found = {
         "researcher": allocation.holder, "request": allocation.request, "allocation": allocation, "step": step,
     }  # fmt: skip
