@@ -7,8 +7,9 @@ import os
 import shutil
 from collections.abc import Iterator
 
-import pytest
 from playwright.sync_api import Browser, sync_playwright
+
+from tests.parts import missing
 
 ARGUMENTS = [
     "--no-sandbox",
@@ -26,7 +27,7 @@ def browsing() -> Iterator[Browser]:
     """A browser, closed after. Without Chromium the test is skipped; in CI a missing part is a failure."""
     path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     if path is None:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("chromium is not installed")
+        missing("chromium is not installed")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
         try:

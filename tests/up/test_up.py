@@ -20,6 +20,7 @@ import pytest
 from portal.up.accounts import SERVICE_ACCOUNTS
 from portal.up.layout import Layout
 from portal.up.pair import running_pair
+from tests.parts import missing
 from tests.up import installation
 from tests.up.installation import ROOT, Installation, clean_environment, gone, running, wait_for
 
@@ -263,7 +264,7 @@ def test_plain_user(open_folder: Path, uid: int) -> None:
     prefix = (*_opened_home(open_folder), "setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
     trial = subprocess.run([*prefix, sys.executable, "-c", "import django, redis"], cwd=ROOT, check=False)
     if trial.returncode:
-        pytest.skip("the checkout or its Python is closed to other accounts here")
+        missing("the checkout or its Python is closed to other accounts here")
     with running(folder / "data", prefix=prefix, HOME=str(folder)) as site:
         site.wait_page()
         site.wait_running()
