@@ -1,6 +1,7 @@
 """NVML in a child process: a crash or a hang of the driver's library ends the child, never the agent.
 
-The child answers one JSON line per request line (``inventory``, ``sample``). ``Collector`` is the agent's
+The child answers one JSON line per request line (``inventory``, ``sample``); ``source`` in it says whether NVML
+or, where that cannot be used, the program ``nvidia-smi`` was asked. ``Collector`` is the agent's
 side: it starts the child, gives each request a deadline, kills and restarts what does not answer, and says
 why there is nothing to read. A machine without a driver has no child at all until it is time to look again.
 """
@@ -39,27 +40,54 @@ def self_environment() -> dict[str, str]:
     return result
 
 
+# What NVML lacks and the tool may have: a library where no binding looks, or one that no binding fits.
+TRY_TOOL = ("no_binding", "no_driver", "nvml_error")
+
+
 def child_main() -> int:
     """Serve requests from stdin until it closes."""
-    from pool.agent import nvml
-
-    session = None
+    readers = Readers()
     for line in sys.stdin:
-        operation = line.strip()
-        try:
-            if session is None:
-                session = nvml.Nvml(nvml.load())
-            if operation == "inventory":
-                answer: dict[str, Any] = dict(session.inventory(), ok=True)
-            elif operation == "sample":
-                answer = {"ok": True, "rows": session.sample()}
-            else:
-                answer = {"ok": False, "reason": "unknown_operation"}
-        except nvml.NvmlDown as error:
-            answer = {"ok": False, "reason": error.reason}
-        sys.stdout.write(json.dumps(answer, separators=(",", ":")) + "\n")
+        sys.stdout.write(json.dumps(readers.answer(line.strip()), separators=(",", ":")) + "\n")
         sys.stdout.flush()
     return 0
+
+
+class Readers:
+    """NVML, and ``nvidia-smi`` in its place while NVML cannot be used. ``answer`` never raises."""
+
+    def __init__(self) -> None:
+        self._nvml: Any = None
+        self._tool: Any = None
+
+    def answer(self, operation: str) -> dict[str, Any]:
+        """The answer to one request: {"ok": True, …} or {"ok": False, "reason": code}."""
+        from pool.agent import nvidia_smi, nvml
+
+        try:
+            if self._nvml is None:
+                self._nvml = nvml.Nvml(nvml.load())
+            return dict(_asked(self._nvml, operation), source="nvml")
+        except nvml.NvmlDown as error:
+            reason = error.reason
+        path = nvidia_smi.program() if reason in TRY_TOOL else None
+        if path is None:
+            return {"ok": False, "reason": reason}
+        if self._tool is None:
+            self._tool = nvidia_smi.NvidiaSmi(path)
+        try:
+            return dict(_asked(self._tool, operation), source="nvidia-smi")
+        except nvml.NvmlDown as error:
+            return {"ok": False, "reason": error.reason}
+
+
+def _asked(reader: Any, operation: str) -> dict[str, Any]:
+    if operation == "inventory":
+        return dict(reader.inventory(), ok=True)
+    if operation == "sample":
+        rows = reader.sample()
+        return {"ok": True, "rows": rows, "xids": reader.xids()}
+    return {"ok": False, "reason": "unknown_operation"}
 
 
 class Collector:
@@ -128,7 +156,7 @@ class Collector:
             self._fresh = False
             self._failures = 0
             self.reason = None if answer.get("ok") else str(answer.get("reason") or "nvml_error")
-            if self.reason in ("no_driver", "no_binding", "switched_off"):
+            if self.reason in ("no_driver", "no_binding", "switched_off", "no_devices", "not_found"):
                 # Nothing to read here: no child is kept for it, but a driver installed later is found.
                 await self._drop(broke=False)
                 self._not_before = time.monotonic() + LOOK_AGAIN_SECONDS

@@ -12,64 +12,20 @@ import os
 import re
 import time
 from collections.abc import Callable
-from datetime import datetime, timezone
 from typing import Any
 
 from pool.agent import procs
+from pool.agent.nvml_more import Events, Further
+from pool.agent.readings import MIB, ULL_MAX, Missing, NvmlDown, checked, lost_row, utc_now
 
-MIB = 1024 * 1024
-UINT_MAX = 0xFFFFFFFF
-ULL_MAX = 0xFFFFFFFFFFFFFFFF
+__all__ = ["Missing", "Nvml", "NvmlDown", "checked", "load", "utc_now"]
+
 REINIT_SECONDS = 600
 REINIT_AFTER_ERROR = 10
-CARD_MEASURES = (
-    "util",
-    "sm",
-    "mem_used",
-    "mem_total",
-    "mem_reserved",
-    "temp",
-    "power_mw",
-    "power_limit_mw",
-    "sm_clock",
-    "mem_clock",
-    "throttle",
-    "ecc_uncorr",
-    "energy_mj",
-)
-
-
-def utc_now() -> str:
-    """The present instant as ISO 8601 with milliseconds and a Z."""
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-class NvmlDown(Exception):
-    """NVML cannot be used at all; ``reason`` is the code reported to the installation."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-class Missing(Exception):
-    """One measure is not there; ``reason`` says why."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 def _text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
-def checked(value: Any, top: int = UINT_MAX) -> int:
-    """An unsigned reading as int; the type's maximum (NVML's "not available") is a missing value."""
-    number = int(value)
-    if number < 0 or number >= top or number == ULL_MAX:
-        raise Missing("not_supported")
-    return number
 
 
 class Nvml:
@@ -81,6 +37,11 @@ class Nvml:
         self._open_since = 0.0
         self._known: dict[str, dict[str, Any]] = {}
         self._bad = False
+        self.Missing = Missing
+        self.further = Further(self)
+        self.events = Events(self)
+        self._watched: set[str] = set()
+        self._lost: set[str] = set()
         self._reasons = {
             library.NVML_ERROR_NOT_SUPPORTED: "not_supported",
             library.NVML_ERROR_NO_PERMISSION: "not_permitted",
@@ -107,6 +68,9 @@ class Nvml:
         if self._open_since and age < (REINIT_AFTER_ERROR if self._bad else REINIT_SECONDS):
             return
         if self._open_since:
+            self.events.close()
+            self._watched = set()
+            self.further.forget()
             try:
                 self.lib.nvmlShutdown()
             except self.lib.NVMLError:
@@ -271,15 +235,35 @@ class Nvml:
             if uuid is None:
                 continue
             seen.add(uuid)
+            if uuid in self._lost:
+                self._lost.discard(uuid)
+                self.further.returned(uuid)
             rows.extend(self._card_rows(handle, uuid))
         for uuid in self._known:
             if uuid not in seen:
                 self._bad = True
-                rows.append([uuid, None, utc_now(), {}, dict.fromkeys(CARD_MEASURES, "gpu_lost"), []])
+                self._lost.add(uuid)
+                rows.append(lost_row(uuid))
         return rows
 
-    def _read(self, queries: dict[str, Callable[[], int]]) -> tuple[dict[str, int], dict[str, str]]:
-        values, missing = {}, {}
+    def xids(self) -> list[dict[str, Any]]:
+        """XIDs that NVML told since the last call: [{gpu_uuid, xid}]."""
+        handles = {}
+        for _, handle in self._handles():
+            uuid = self.maybe(lambda handle=handle: _text(self.lib.nvmlDeviceGetUUID(handle)))
+            if uuid is not None:
+                handles[uuid] = handle
+        if not handles.keys() <= self._watched:
+            found = self.events.take()
+            self.events.close()
+            self.events.open(list(handles.values()))
+            self._watched = set(handles)
+            return found
+        return self.events.take()
+
+    def read(self, queries: dict[str, Callable[[], int]]) -> tuple[dict[str, Any], dict[str, str]]:
+        values: dict[str, Any] = {}
+        missing: dict[str, str] = {}
         for measure, query in queries.items():
             try:
                 values[measure] = self.guard(query)
@@ -287,7 +271,7 @@ class Nvml:
                 missing[measure] = error.reason
         return values, missing
 
-    def _memory(self, handle: Any, values: dict[str, int], missing: dict[str, str]) -> None:
+    def _memory(self, handle: Any, values: dict[str, Any], missing: dict[str, str]) -> None:
         """Total, used and reserved apart (MiB); an old driver's single call counts the reserve as used."""
         lib = self.lib
         try:
@@ -308,7 +292,7 @@ class Nvml:
     def _card_rows(self, handle: Any, uuid: str) -> list[list[Any]]:
         lib = self.lib
         at = utc_now()
-        values, missing = self._read(
+        values, missing = self.read(
             {
                 "util": lambda: checked(lib.nvmlDeviceGetUtilizationRates(handle).gpu, 101),
                 "temp": lambda: checked(lib.nvmlDeviceGetTemperature(handle, lib.NVML_TEMPERATURE_GPU), 1000),
@@ -323,17 +307,23 @@ class Nvml:
         )
         missing["sm"] = missing.get("util", "not_supported")
         self._memory(handle, values, missing)
+        self.further.card(handle, uuid, values, missing)
+        self.further.activity(handle, uuid, None, values, missing)
         processes = self._processes(handle)
+        self.further.process_activity(handle, uuid, processes)
         rows = [[uuid, None, at, values, missing, processes]]
         if self._mig_mode(handle):
             for part in self._mig_handles(handle):
                 slice_uuid = self.maybe(lambda part=part: _text(lib.nvmlDeviceGetUUID(part)))
                 if slice_uuid is None:
                     continue
-                # NVML measures neither activity of a slice; temperature and power belong to the board alone.
-                part_values: dict[str, int] = {}
+                # Busy time is not measured of a slice, SM activity by GPM only; temperature and power are the board's.
+                part_values: dict[str, Any] = {}
                 part_missing = {"util": "not_supported", "sm": "not_supported"}
                 self._memory(part, part_values, part_missing)
+                instance = self.maybe(lambda part=part: checked(self.lib.nvmlDeviceGetGpuInstanceId(part)))
+                if instance is not None:
+                    self.further.activity(handle, uuid, instance, part_values, part_missing)
                 rows.append([uuid, slice_uuid, at, part_values, part_missing, self._processes(part)])
         return rows
 

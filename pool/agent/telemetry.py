@@ -72,8 +72,12 @@ class Telemetry:
             events.append(event("foreign_gone", utc_now(), key[0], {"pid": key[1]}))
         return events
 
-    def xid_events(self, reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [
+    def xid_events(
+        self, reports: list[dict[str, Any]], told: list[dict[str, Any]] | None = None
+    ) -> list[dict[str, Any]]:
+        """Events of the kernel log's reports. What NVML ``told`` counts only where that log cannot be read
+        (``told`` is None otherwise): the log has every code with its process, NVML has not (pitfall P16)."""
+        found = [
             event(
                 "xid",
                 utc_now(),
@@ -82,6 +86,9 @@ class Telemetry:
             )
             for report in reports
         ]
+        for one in told or []:
+            found.append(event("xid", utc_now(), one["gpu_uuid"], {"xid": one["xid"], "via": "nvml"}))
+        return found
 
     def check_free(
         self, wanted: list[str], answer: dict[str, Any], ended: str | None = None
