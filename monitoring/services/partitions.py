@@ -1,4 +1,7 @@
-"""Day partitions of raw samples: made ahead, dropped by retention. Safe to run twice and from many processes."""
+"""Partitions by time: raw samples and minute rollups by UTC day, hour rollups by UTC month. Dropped by retention.
+
+All of it is safe to run twice and from many processes.
+"""
 
 from __future__ import annotations
 
@@ -66,3 +69,64 @@ def partitions_keep() -> dict[str, list[str]]:
             cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
             cursor.execute(f"DROP TABLE IF EXISTS {name}")
     return {"made": made, "dropped": dropped}
+
+
+_ROLLUP = "monitoring_gpurollup"
+_there: set[str] = set()
+
+
+def _span(step: int, bucket: datetime) -> tuple[str, datetime, datetime]:
+    """(table, start, end) of the partition that holds a minute or an hour."""
+    day = bucket.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    if step == 60:
+        return f"{_ROLLUP}_60_{day:%Y%m%d}", day, day + timedelta(days=1)
+    month = day.replace(day=1)
+    return f"{_ROLLUP}_3600_{month:%Y%m}", month, (month + timedelta(days=32)).replace(day=1)
+
+
+def rollup_partitions_ensure(*, step: int, buckets: Iterable[datetime]) -> None:
+    """Make the partitions of these buckets (days have one of their own). Rows that were written before their
+    partition was made lie in the default one and are moved."""
+    if step not in (60, 3600):
+        return
+    for name, start, end in sorted({_span(step, bucket) for bucket in buckets}):
+        if name in _there:
+            continue
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+            cursor.execute("SELECT to_regclass(%s)", [name])
+            if cursor.fetchone()[0] is None:
+                span = f"FOR VALUES FROM ('{start.isoformat()}') TO ('{end.isoformat()}')"
+                cursor.execute(f"CREATE TABLE {name} (LIKE {_ROLLUP}_{step} INCLUDING DEFAULTS)")
+                cursor.execute(
+                    f"WITH moved AS (DELETE FROM {_ROLLUP}_{step}_rest WHERE bucket >= %s AND bucket < %s "
+                    f"RETURNING *) INSERT INTO {name} SELECT * FROM moved",
+                    [start, end],
+                )
+                cursor.execute(f"ALTER TABLE {_ROLLUP}_{step} ATTACH PARTITION {name} {span}")
+        if not connection.in_atomic_block:
+            _there.add(name)
+
+
+def rollup_partitions_drop(*, step: int, before: datetime) -> list[str]:
+    """Drop the partitions that end before then, and older rows that never got one; returns the tables dropped."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid "
+            "WHERE i.inhparent = %s::regclass",
+            [f"{_ROLLUP}_{step}"],
+        )
+        names = [row[0] for row in cursor.fetchall() if row[0][-6:].isdecimal()]
+    dropped = []
+    for name in sorted(names):
+        digits = name.rsplit("_", 1)[1]
+        start = datetime.strptime(digits, "%Y%m%d" if step == 60 else "%Y%m").replace(tzinfo=UTC)
+        if _span(step, start)[2] <= before:
+            with transaction.atomic(), connection.cursor() as cursor:
+                cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+                cursor.execute(f"DROP TABLE IF EXISTS {name}")
+            _there.discard(name)
+            dropped.append(name)
+    with connection.cursor() as cursor:
+        cursor.execute(f"DELETE FROM {_ROLLUP}_{step}_rest WHERE bucket < %s", [before])
+    return dropped

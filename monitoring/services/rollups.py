@@ -1,7 +1,8 @@
 """Rollups per minute, hour and day: written over, so they may run twice, and late data mends them.
 
 A bucket is summed again whenever samples came for it since (`RollupDue`); minutes are summed from raw samples,
-hours from minutes, days from hours. An open hour is refreshed every five minutes, an open day every hour.
+hours from minutes, days from hours, and hours and days once more over the cards of a cluster and flavour. An open
+hour is refreshed every five minutes, an open day every hour.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from django.conf import settings
 from django.db import connection, transaction
 
 from monitoring.engine.rollup import SLOT_S, bucket_start
-from monitoring.models import GpuRollup, RollupDue
+from monitoring.models import RollupDue
+from monitoring.services.partitions import rollup_partitions_drop, rollup_partitions_ensure
 from portal.kernel.clock import now
 
 _LOCK = 7_301_002
@@ -40,6 +42,19 @@ SELECT gpu_id, slot, %(step)s, %(start)s, sum(samples), sum(covered_s), sum(util
 FROM monitoring_gpurollup WHERE step = %(finer)s AND bucket >= %(start)s AND bucket < %(end)s GROUP BY gpu_id, slot
 ON CONFLICT (gpu_id, slot, step, bucket) DO UPDATE SET {_OVER}
 """
+_FLEET_SUMS = (
+    "cards, covered_s, util_n, util_sum, sm_n, sm_sum, mem_n, mem_sum, temp_n, temp_sum, power_n, power_sum"
+)
+_FLEET = f"""
+INSERT INTO monitoring_fleetrollup (cluster_id, flavour_id, step, bucket, {_FLEET_SUMS})
+SELECT n.cluster_id, g.flavour_id, %(step)s, %(start)s, count(*), sum(r.covered_s), sum(r.util_n), sum(r.util_sum),
+    sum(r.sm_n), sum(r.sm_sum), sum(r.mem_n), sum(r.mem_sum), sum(r.temp_n), sum(r.temp_sum), sum(r.power_n),
+    sum(r.power_sum)
+FROM monitoring_gpurollup r JOIN pool_gpu g ON g.id = r.gpu_id JOIN pool_node n ON n.id = g.node_id
+WHERE r.step = %(step)s AND r.slot = 0 AND r.bucket = %(start)s GROUP BY 1, 2
+ON CONFLICT (step, bucket, cluster_id, flavour_id) DO UPDATE SET
+    {", ".join(f"{c} = EXCLUDED.{c}" for c in _FLEET_SUMS.split(", "))}
+"""
 _REFRESH = {60: timedelta(0), 3600: timedelta(minutes=5), 86400: timedelta(hours=1)}
 _FINER = {3600: 60, 86400: 3600}
 
@@ -51,7 +66,9 @@ def rollup_run(*, force: bool = False) -> dict[int, int]:
     """
     done = {60: 0, 3600: 0, 86400: 0}
     for step in (60, 3600, 86400):
-        for bucket in _due(step, force):
+        due = _due(step, force)
+        rollup_partitions_ensure(step=step, buckets=due)
+        for bucket in due:
             with transaction.atomic(), connection.cursor() as cursor:
                 cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [_LOCK])
                 if not cursor.fetchone()[0]:
@@ -61,6 +78,8 @@ def rollup_run(*, force: bool = False) -> dict[int, int]:
                     continue
                 span = {"start": bucket, "end": bucket + timedelta(seconds=step), "step": step}
                 cursor.execute(_FROM_RAW if step == 60 else _FROM_FINER, {**span, "finer": _FINER.get(step)})
+                if step != 60:
+                    cursor.execute(_FLEET, span)
                 coarser = {60: 3600, 3600: 86400}.get(step)
                 if coarser:
                     RollupDue.objects.create(step=coarser, bucket=bucket_start(bucket, coarser))
@@ -86,13 +105,12 @@ def rollups_mark(*, buckets: Iterable[datetime], step: int = 60) -> None:
     RollupDue.objects.bulk_create([RollupDue(step=step, bucket=bucket) for bucket in sorted(set(buckets))])
 
 
-def rollups_keep() -> int:
-    """Drop minute and hour rollups past their retention; days stay. Returns rows dropped."""
-    kept = {
-        60: int(settings.GPUPOOL_MINUTE_DAYS),
-        3600: int(settings.GPUPOOL_HOUR_DAYS),
-    }
-    dropped = 0
-    for step, days in kept.items():
-        dropped += GpuRollup.objects.filter(step=step, bucket__lt=now() - timedelta(days=days)).delete()[0]
-    return dropped
+def rollups_keep() -> list[str]:
+    """Drop minute and hour rollups past their retention, by whole days and months; days stay. Returns the tables."""
+    moment = now()
+    dropped = rollup_partitions_drop(
+        step=60, before=moment - timedelta(days=int(settings.GPUPOOL_MINUTE_DAYS))
+    )
+    return dropped + rollup_partitions_drop(
+        step=3600, before=moment - timedelta(days=int(settings.GPUPOOL_HOUR_DAYS))
+    )
