@@ -258,7 +258,7 @@ def project_checks(run: Run, environment: dict[str, str]) -> None:
 def all_tests(run: Run, environment: dict[str, str]) -> None:
     """The whole suite in its parts."""
     # The pair is new, so the first run makes the test database and the later ones take it as it is.
-    pytest = [sys.executable, "-m", "pytest", "-q", "--no-header", "--reuse-db"]
+    pytest = [sys.executable, "-m", "pytest", "-q", "--no-header", "--reuse-db", "--durations=25"]
     without_shared = "" if SHARED.is_dir() else " and not shared"
     if without_shared:
         run.missing(
