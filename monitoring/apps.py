@@ -9,4 +9,5 @@ class MonitoringConfig(AppConfig):
 
     def ready(self) -> None:
         """Subscribe to what the rooms below tell."""
+        import monitoring.notices
         import monitoring.subscriptions  # noqa: F401

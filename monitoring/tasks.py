@@ -7,10 +7,13 @@ from celery import shared_task
 from monitoring.services.card_states import card_states_sweep
 from monitoring.services.day_sums import days_sum
 from monitoring.services.exports import export_make, exports_sweep
+from monitoring.services.findings import findings_sweep
 from monitoring.services.idleness import idle_judge
 from monitoring.services.partitions import partitions_keep
 from monitoring.services.report_runs import reports_send
 from monitoring.services.rollups import rollup_run, rollups_keep
+from monitoring.services.waste_digest import digest_send
+from monitoring.services.watching import watch_keep, watch_look
 from portal.ops.services import task_run
 
 
@@ -55,3 +58,25 @@ def send_reports() -> None:
     with task_run("monitoring.send_reports") as facts:
         facts["sent"] = reports_send()
         facts.update(exports_sweep())
+
+
+@shared_task(name="monitoring.watch", queue="ingest", ignore_result=True)
+def watch() -> None:
+    """One look at all held cards beside their hosts."""
+    with task_run("monitoring.watch") as facts:
+        facts["looks"] = watch_look()
+
+
+@shared_task(name="monitoring.find_waste", queue="reports", ignore_result=True)
+def find_waste() -> None:
+    """Open, keep and close waste findings."""
+    with task_run("monitoring.find_waste") as facts:
+        facts.update(findings_sweep())
+
+
+@shared_task(name="monitoring.waste_digest", queue="reports", ignore_result=True)
+def waste_digest() -> None:
+    """The digest of the week to those who have not had it; looks past their retention."""
+    with task_run("monitoring.waste_digest") as facts:
+        facts["sent"] = digest_send()
+        facts["dropped"] = watch_keep()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from monitoring.web import fragments, views_exports, views_gpu, views_reports, views_wall
+from monitoring.web import fragments, views_exports, views_gpu, views_reports, views_wall, views_waste
 
 app_name = "monitoring"
 urlpatterns = [
@@ -24,6 +24,10 @@ urlpatterns = [
     path("leases/<uuid:uid>/metrics/", views_gpu.allocation_metrics, name="allocation-metrics"),
     path("leases/<uuid:uid>/metrics.json", views_gpu.allocation_history, name="allocation-history"),
     path("leases/<uuid:uid>/metrics.csv", views_gpu.allocation_history_csv, name="allocation-history-csv"),
+    path("waste/", views_waste.waste_page, name="waste"),
+    path("waste/file/", views_waste.waste_file, name="waste-file"),
+    path("waste/<uuid:uid>/", views_waste.finding_page, name="finding"),
+    path("waste/<uuid:uid>/<slug:act>/", views_waste.finding_act_view, name="finding-act"),
     path("metrics", views_gpu.prometheus, name="prometheus"),
     path("reports/", views_reports.reports, name="reports"),
     path("reports/files/", views_exports.exports, name="exports"),

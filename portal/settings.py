@@ -179,11 +179,13 @@ CELERY_BEAT_SCHEDULE = {
     "deliver-notices": {"task": "portal.notify.deliver", "schedule": 10.0},
     "tidy": {"task": "portal.ops.tidy", "schedule": 3600.0},
     "schedule-cycle": {"task": "pool.schedule_cycle", "schedule": 10.0},
+    "tidy-uploads": {"task": "pool.tidy_uploads", "schedule": 3600.0},
     "tidy-decisions": {"task": "pool.tidy_decisions", "schedule": 3600.0},
     "sweep-leases": {"task": "pool.sweep_leases", "schedule": 10.0},
     "sweep-windows": {"task": "pool.sweep_windows", "schedule": 10.0},
     "judge-idle": {"task": "monitoring.judge_idle", "schedule": 60.0},
     "sweep-nodes": {"task": "pool.sweep_nodes", "schedule": 5.0},
+    "poll-clusters": {"task": "pool.poll_clusters", "schedule": 1.0, "options": {"expires": 1.0}},
     "retry-starts": {"task": "pool.reconcile_execution", "schedule": 10.0},
     "sweep-approvals": {"task": "quotas.sweep_approvals", "schedule": 60.0},
     "sweep-queue": {"task": "quotas.sweep_queue", "schedule": 30.0},
@@ -194,6 +196,9 @@ CELERY_BEAT_SCHEDULE = {
     "watch-budgets": {"task": "quotas.watch_budgets", "schedule": 600.0},
     "rollup": {"task": "monitoring.rollup", "schedule": 60.0},
     "partitions": {"task": "monitoring.partitions", "schedule": 3600.0},
+    "watch": {"task": "monitoring.watch", "schedule": 60.0},
+    "find-waste": {"task": "monitoring.find_waste", "schedule": 300.0},
+    "waste-digest": {"task": "monitoring.waste_digest", "schedule": 1800.0},
 }
 
 GPUPOOL_DECISIONS_DAYS = env.int("GPUPOOL_DECISIONS_DAYS", 14)  # so long decisions can be replayed

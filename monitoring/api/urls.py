@@ -6,11 +6,12 @@ from typing import Any
 
 from django.urls import path
 
+from monitoring.api.finding_views import FindingViewSet
 from monitoring.api.report_views import ReportViewSet
 from monitoring.api.views import AllocationHistoryView, HistoryView, SamplesView, StateView
 
 _LIST: Any = {"get": "list"}
-router_entries: list[tuple[str, Any, str]] = []
+router_entries: list[tuple[str, Any, str]] = [("findings", FindingViewSet, "finding")]
 urlpatterns_v1: list[Any] = [
     path("telemetry/state/", StateView.as_view(_LIST), name="telemetry-state"),
     path("gpus/<uuid:uid>/samples/", SamplesView.as_view(_LIST), name="gpu-samples"),
