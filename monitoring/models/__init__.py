@@ -13,6 +13,7 @@ from monitoring.models.telemetry import (
     NodeState,
     RollupDue,
 )
+from monitoring.models.what_if import Scenario
 
 __all__ = [
     "BuiltDay",
@@ -32,6 +33,7 @@ __all__ = [
     "ReportRun",
     "RollupDue",
     "SavedReport",
+    "Scenario",
     "SourceCard",
     "UseDay",
     "WatchHour",
