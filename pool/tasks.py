@@ -14,11 +14,16 @@ from pool.services.ladder import checkpoint_reported
 from pool.services.layouts import layouts_settle
 from pool.services.maintenance import windows_sweep
 from pool.services.node_watch import nodes_sweep
+from pool.services.outside_output import outputs_follow
 from pool.services.policies import policy_preview
+from pool.services.polling import cluster_poll, clusters_polled, nodes_due, poll_due
 from pool.services.snapshot_store import snapshots_tidy
 from pool.services.surplus import surplus_settle
+from pool.services.uploads import uploads_tidy
 from portal.kernel.clock import now
 from portal.kernel.locks import try_advisory_lock
+
+POLL_EXPIRES_S = 3
 
 
 @shared_task(name="pool.schedule_cycle", queue="schedule", ignore_result=True)
@@ -77,6 +82,22 @@ def reconcile_execution() -> None:
             hooks_repeat(now())
 
 
+@shared_task(name="pool.poll_clusters", queue="execute", ignore_result=True)
+def poll_clusters() -> None:
+    """Have every outside system looked at, each by a task of its own: a slow one holds up no other."""
+    for cluster_id in clusters_polled():
+        poll_cluster.apply_async([cluster_id], expires=POLL_EXPIRES_S)
+
+
+@shared_task(name="pool.poll_cluster", queue="execute", ignore_result=True)
+def poll_cluster(cluster_id: int) -> None:
+    """Look at one outside system; one at a time, its nodes every few seconds."""
+    with try_advisory_lock(f"pool.poll_cluster.{cluster_id}") as got:
+        if got and poll_due(cluster_id=cluster_id):
+            cluster_poll(cluster_id=cluster_id, nodes=nodes_due(cluster_id=cluster_id))
+            outputs_follow(cluster_id=cluster_id)
+
+
 @shared_task(name="pool.preview_policy", queue="reports", ignore_result=True)
 def preview_policy(policy_id: int) -> None:
     """Decide the last stored decisions again under a draft of the policy."""
@@ -87,3 +108,9 @@ def preview_policy(policy_id: int) -> None:
 def tidy_decisions() -> None:
     """Snapshots of decisions past their retention go."""
     snapshots_tidy()
+
+
+@shared_task(name="pool.tidy_uploads", queue="reports", ignore_result=True)
+def tidy_uploads() -> None:
+    """Folders sent with requests that are over go."""
+    uploads_tidy()

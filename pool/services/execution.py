@@ -7,13 +7,21 @@ believed is only what executors report.
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import structlog
 from django.db import transaction
 from django.db.models import Exists, OuterRef, Q
 
-from pool.executors.base import ExecutorFailure, RetryableFailure, executor_for
+from pool.executors.base import (
+    POLLED,
+    WHOLE,
+    Executor,
+    ExecutorFailure,
+    PolledExecutor,
+    RetryableFailure,
+    executor_for,
+)
 from pool.locks import allocation_lock
 from pool.models import Allocation, AllocationEvent, AllocationMember, Gpu, Lease, ReclaimCase
 from pool.services import stopping
@@ -59,23 +67,59 @@ def allocation_start(*, allocation_id: int) -> bool:
             )
         else:
             return False
-    for member in (
-        AllocationMember.objects.filter(allocation_id=allocation_id, state=M.RESERVED)
-        .select_related(
-            "node__cluster", "allocation__request", "allocation__holder", "allocation__department"
-        )
-        .order_by("number")
-    ):
+    for executor, members in _orders(allocation_id):
         try:
-            executor_for(member.node.cluster).start(member=member)
+            _order_start(executor, members)
         except RetryableFailure as error:
             _start_later(allocation_id, error)
             return False
         except ExecutorFailure as error:
+            if allocation.start_attempts == 1:
+                _never_told(executor, members)
             _start_never(allocation_id, {"code": error.code, "detail": error.detail, "retryable": False})
             return False
     _stop_if_stopped_meanwhile(allocation_id)
     return True
+
+
+def _orders(allocation_id: int) -> list[tuple[Executor, list[AllocationMember]]]:
+    """Who must be told of which members, in the order of their numbers: one entry a cluster."""
+    rows = (
+        AllocationMember.objects.filter(allocation_id=allocation_id)
+        .select_related(
+            "node__cluster", "allocation__request", "allocation__holder", "allocation__department"
+        )
+        .order_by("number")
+    )
+    by_cluster: dict[int, list[AllocationMember]] = {}
+    for member in rows:
+        by_cluster.setdefault(member.node.cluster_id, []).append(member)
+    return [
+        (executor_for(members[0].node.cluster), members)
+        for members in by_cluster.values()
+        if any(member.state == M.RESERVED for member in members)
+    ]
+
+
+def _order_start(executor: Executor, members: list[AllocationMember]) -> None:
+    """Order the members of one cluster. What goes to an outside system is noted before it goes: from then on it may
+    run there, whatever answer comes back."""
+    fresh = [member for member in members if member.state == M.RESERVED]
+    if POLLED in executor.can:
+        AllocationMember.objects.filter(pk__in=[member.pk for member in fresh]).update(ordered_at=now())
+    if WHOLE in executor.can:
+        cast(PolledExecutor, executor).start_whole(members=members)
+        return
+    for member in fresh:
+        executor.start(member=member)
+
+
+def _never_told(executor: Executor, members: list[AllocationMember]) -> None:
+    """The first order of all was refused, so nothing of it is there."""
+    if WHOLE in executor.can or len(members) == 1:
+        AllocationMember.objects.filter(pk__in=[member.pk for member in members], state=M.RESERVED).update(
+            ordered_at=None
+        )
 
 
 def _stop_if_stopped_meanwhile(allocation_id: int) -> None:
@@ -134,6 +178,7 @@ def _start_never(allocation_id: int, error: dict[str, Any]) -> None:
 def _told(member: AllocationMember) -> bool:
     return (
         bool(member.external_id)
+        or member.ordered_at is not None
         or member.allocation.commands.filter(member=member.number, kind="start").exists()
     )
 
@@ -186,7 +231,10 @@ def _push(allocation: Allocation, at: datetime) -> dict[str, int]:
         elif at >= deadline:
             counts["stops"] += stopping.order_stop(member, grace_s=0, signal="SIGKILL")
             _escalate(allocation, at)
-        elif not allocation.commands.filter(member=member.number, kind="stop").exists():
+        elif (
+            member.stop_ordered_at is None
+            and not allocation.commands.filter(member=member.number, kind="stop").exists()
+        ):
             case = stopping.case_open(allocation)
             hooked = case is not None and case.checkpoint_at is not None
             signal = "SIGTERM" if hooked else stopping.signal_of(allocation)

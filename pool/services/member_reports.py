@@ -32,7 +32,7 @@ def _note(member: AllocationMember, kind: str, **facts: Any) -> None:
         allocation_id=member.allocation_id,
         at=now(),
         kind=kind,
-        actor_name="agent",
+        actor_name="agent" if member.ordered_at is None else "executor",
         facts={"member": member.number, "node": member.node.name, **facts},
     )
 
@@ -44,11 +44,19 @@ def member_starting(*, member: AllocationMember) -> None:
         _note(member, "member_starting")
 
 
-def member_running(*, member: AllocationMember, at: datetime, pid: int | None, account: str) -> None:
-    """The command runs."""
+def member_running(
+    *, member: AllocationMember, at: datetime, pid: int | None, account: str, external_id: str = ""
+) -> None:
+    """The command runs; `external_id` is its name in an outside system."""
     changed = AllocationMember.objects.filter(
         pk=member.pk, state__in=[State.RESERVED, State.STARTING]
-    ).update(state=State.RUNNING, started_at=at, pid=pid, account=account, external_id=str(pid or ""))
+    ).update(
+        state=State.RUNNING,
+        started_at=at,
+        pid=pid,
+        account=account,
+        external_id=external_id or str(pid or ""),
+    )
     if changed:
         _note(member, "member_running", pid=pid, account=account)
         _follow(member)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from django.db import transaction
+from django.db.models import Q
 
 from pool.locks import allocation_lock
 from pool.models import Allocation, AllocationEvent, AllocationMember, Node, ReclaimCase
@@ -39,8 +40,12 @@ def nodes_sweep() -> dict[str, int]:
     """Judge every node by its last sign of life, then fence what was lost for long. Returns counts."""
     at = now()
     done = {"changed": 0, "lost": 0, "fenced": 0}
-    silent = Node.objects.filter(last_heartbeat_at__lte=at - STEPS[-1][0]).exclude(
-        health__in=[H.LOST, H.UNKNOWN]
+    # Of nodes behind an outside system nothing is known while that is away: they are not heard of, nor are they lost.
+    unseen = Q(cluster__away_since__isnull=False) | Q(cluster__looked_at__lt=at - STEPS[-1][0])
+    silent = (
+        Node.objects.filter(last_heartbeat_at__lte=at - STEPS[-1][0])
+        .exclude(health__in=[H.LOST, H.UNKNOWN])
+        .exclude(unseen)
     )
     for node in silent.order_by("id"):
         health = health_at(node, at)

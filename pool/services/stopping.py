@@ -8,7 +8,7 @@ import structlog
 from django.db import transaction
 from django.utils.translation import gettext_lazy as _
 
-from pool.executors.base import ExecutorFailure, executor_for
+from pool.executors.base import POLLED, ExecutorFailure, executor_for
 from pool.locks import allocation_lock
 from pool.models import Allocation, AllocationEvent, AllocationMember, ReclaimCase
 from pool.services.closing import allocation_finish
@@ -162,10 +162,13 @@ def order_stop_after_commit(member: AllocationMember, *, grace_s: float, signal:
 def order_stop(member: AllocationMember, *, grace_s: float, signal: str = "SIGTERM") -> bool:
     """Order it now; False where the executor could not take it (the sweep tries again)."""
     try:
-        executor_for(member.node.cluster).stop(member=member, grace_s=grace_s, signal=signal)
+        executor = executor_for(member.node.cluster)
+        executor.stop(member=member, grace_s=grace_s, signal=signal)
     except ExecutorFailure as error:
         log.warning("stop_not_ordered", member=member.pk, code=error.code)
         return False
+    if POLLED in executor.can:  # the agent's order is a row of its own
+        AllocationMember.objects.filter(pk=member.pk).update(stop_ordered_at=now())
     return True
 
 
