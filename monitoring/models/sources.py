@@ -14,7 +14,7 @@ from portal.kernel.models import PublicModel
 class MetricSource(PublicModel):
     """One exporter (or one on each node of the cluster) or one Prometheus server, read each `every_s` seconds.
 
-    The secret is sealed, in a column of its own that no page, answer, log or audit row shows.
+    Its secret is a sealed credential of the cluster; no page, answer, log or audit row shows it.
     """
 
     class Kind(models.TextChoices):
@@ -37,7 +37,6 @@ class MetricSource(PublicModel):
     )
     auth = models.CharField(max_length=8, choices=Auth.choices, default=Auth.NONE)
     username = models.CharField(max_length=120, blank=True)
-    sealed = models.TextField(blank=True, help_text="the secret, sealed")
     every_s = models.PositiveIntegerField(default=15)
     active = models.BooleanField(default=True)
     due_at = models.DateTimeField(null=True, blank=True)
@@ -51,10 +50,6 @@ class MetricSource(PublicModel):
         constraints = [
             models.CheckConstraint(
                 condition=Q(every_s__gte=5) & Q(every_s__lte=3600), name="metric_source_every"
-            ),
-            models.CheckConstraint(
-                condition=Q(auth="none", sealed="") | ~Q(auth="none") & ~Q(sealed=""),
-                name="metric_source_secret",
             ),
         ]
         indexes = [
@@ -75,6 +70,9 @@ class SourceCard(models.Model):
     gpu = models.ForeignKey("pool.Gpu", on_delete=models.CASCADE, related_name="source_cards")
     seen_at = models.DateTimeField()
     xid = models.IntegerField(null=True, help_text="the gauge of the last XID; never cleared by the exporter")
+    workloads = models.JSONField(
+        default=list, help_text="namespace, pod, container or job that its rows named"
+    )
     xid_counts = models.JSONField(default=dict, help_text="XID → count in the exporter's window")
 
     class Meta:
