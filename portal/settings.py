@@ -195,6 +195,7 @@ CELERY_BEAT_SCHEDULE = {
     "send-reports": {"task": "monitoring.send_reports", "schedule": 300.0},
     "watch-budgets": {"task": "quotas.watch_budgets", "schedule": 600.0},
     "rollup": {"task": "monitoring.rollup", "schedule": 60.0},
+    "scrape-sources": {"task": "monitoring.scrape_due", "schedule": 5.0, "options": {"expires": 5.0}},
     "partitions": {"task": "monitoring.partitions", "schedule": 3600.0},
     "watch": {"task": "monitoring.watch", "schedule": 60.0},
     "find-waste": {"task": "monitoring.find_waste", "schedule": 300.0},

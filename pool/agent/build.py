@@ -36,12 +36,17 @@ def members() -> dict[str, bytes]:
 
 def build() -> bytes:
     """The zipapp's bytes."""
+    return zipped(members())
+
+
+def zipped(content: dict[str, bytes]) -> bytes:
+    """Files as one program: a zip behind a line that says what runs it."""
     buffer = io.BytesIO()
     buffer.write(SHEBANG)
     with zipfile.ZipFile(buffer, "a", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in sorted(members().items()):
+        for name, data in sorted(content.items()):
             info = zipfile.ZipInfo(name, EPOCH)
             info.compress_type = zipfile.ZIP_DEFLATED
             info.external_attr = 0o644 << 16
-            archive.writestr(info, content)
+            archive.writestr(info, data)
     return buffer.getvalue()

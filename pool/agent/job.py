@@ -22,6 +22,7 @@ from pool.agent.outbox import Outbox
 from pool.agent.shim import signal_number
 
 START_SECONDS = 30.0
+FETCH_SECONDS = 270.0
 LOG_BACKLOG = 256
 
 
@@ -42,6 +43,7 @@ class Job:
         self.spawned_at = time.monotonic()
         self.kill_at: float | None = None
         self.stop_told = False
+        self.fetch_seconds = FETCH_SECONDS if self.meta.get("upload") else 0.0
         self.hooks: dict[str, subprocess.Popen[bytes] | None] = dict.fromkeys(self._cases())
         self.log = LogTail(self.path("output.log"), int(self.reported.get("offset") or 0), log_limit)
 
@@ -129,7 +131,7 @@ class Job:
                 os.close(self.spawn())  # a start that the agent before did not finish: polling is enough
             elif self.shim.poll() not in (None, 3):
                 self.give_up("failed_start", "shim_failed", f"shim ended with {self.shim.returncode}", True)
-            elif time.monotonic() - self.spawned_at > START_SECONDS:
+            elif time.monotonic() - self.spawned_at > START_SECONDS + self.fetch_seconds:
                 self.give_up("failed_start", "start_timeout", "the job did not start in time", True)
             return
         if self.meta.get("hold"):

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pool.agent import accounts, devices, environment, files, procs
+from pool.agent import accounts, devices, environment, files, procs, transfer
 from pool.agent.facts import boot_id
 from pool.agent.job import Job
 from pool.agent.nvml import utc_now
@@ -143,10 +143,15 @@ class Jobs:
             "wall_seconds": spec.get("wall_seconds"),
             "grace_s": spec.get("grace_s"),
         }
+        if spec.get("upload"):
+            mark = transfer.mark_path(self.root, name)
+            order["upload"] = dict(spec["upload"], state=os.path.dirname(self.root), mark=mark)
         files.write_json(os.path.join(folder, "job.json"), order, sync=False)
         meta = {"allocation": allocation, "member": member, "boot_id": boot_id(), "at": utc_now()}
         meta.update(gpu_uuids=spec.get("gpu_uuids") or [], mig_uuids=spec.get("mig_uuids") or [])
         meta.update(account=account.name, wall_seconds=spec.get("wall_seconds"), hold=hold)
+        meta.update(account_ids=order["account"], work_dir=work_dir, work_name=name)
+        meta.update(upload=bool(spec.get("upload")))
         files.write_json(os.path.join(folder, "meta.json"), meta)
         if hold and account.switch:
             self._open_devices(folder, spec, account)

@@ -23,6 +23,7 @@ from pool.agent.jobs import Jobs
 from pool.agent.kmsg import KernelLog
 from pool.agent.nvml import utc_now
 from pool.agent.outbox import Outbox
+from pool.agent.remote import Sessions
 from pool.agent.telemetry import Telemetry, event
 
 log = logging.getLogger("gpupool.agent")
@@ -58,6 +59,7 @@ class Agent:
         self.jobs = Jobs(state_dir, work_root, self.outbox, settings.job_account)
         self.jobs.log_limit = settings.log_limit_mib * 1024 * 1024
         self.jobs.adopt()
+        self.sessions = Sessions(self.jobs, settings)
         self.telemetry = Telemetry(self.jobs)
         self.jobs.device_files = lambda uuids: devices.paths(self.telemetry.gpus, uuids)
         self.collector = Collector()
@@ -137,6 +139,8 @@ class Agent:
         elif kind == "check_free":
             member = int(message.get("member") or 0)
             await self._check_free(str(message["allocation"]), member, list(message.get("gpu_uuids") or []))
+        elif kind == "remote":
+            self.sessions.begin(message)
         elif kind == "refused":
             self.refusal = {"code": message.get("code"), "detail": message.get("detail")}
         if kind in ("start", "checkpoint", "stop", "check_free") and message.get("command"):
@@ -276,17 +280,19 @@ class Agent:
     async def _sample_once(self) -> bool:
         """Put one batch and its events into the outbox. False when the cards are to be counted again soon."""
         rows: list[list[Any]] = []
+        told: list[dict[str, Any]] | None = None
         steady = True
         if self.nvml["ok"]:
             answer = await self.collector.ask("sample")
             if answer.get("ok"):
                 rows = answer["rows"]
+                told = None if self.kernel_log.readable else answer.get("xids")
             else:
                 self._nvml_is(False, str(answer.get("reason")))
                 steady = False
         events = self.telemetry.digest(rows) if rows else []
         self.outbox.put({"t": "samples", "rows": rows, "host": self.load.read()})
-        for item in [*events, *self.telemetry.xid_events(self.kernel_log.read())]:
+        for item in [*events, *self.telemetry.xid_events(self.kernel_log.read(), told)]:
             self.outbox.put(item)
         return steady and not any(item["kind"] in ("gpu_lost", "gpu_back") for item in events)
 
@@ -395,6 +401,7 @@ class Agent:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, waiter, return_exceptions=True)
+        await self.sessions.close()
         await self.collector.close()
         self.outbox.close()
         self._write_status()

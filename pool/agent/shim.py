@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import signal
 import time
 from typing import Any
@@ -22,6 +23,7 @@ from pool.agent import files, procs
 WATCHED = {signal.SIGCHLD, signal.SIGTERM}
 LEFTOVER_GRACE = 5.0
 DEFAULT_GRACE = 10.0
+LOOK_SECONDS = 0.5
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -38,7 +40,7 @@ def _boot_id() -> str:
         return ""
 
 
-def _become_subreaper() -> None:
+def become_subreaper() -> None:
     """Orphans of the job become children of the shim, so that none escapes a stop. Best effort."""
     try:
         import ctypes
@@ -58,27 +60,40 @@ def signal_number(name: Any, default: int = signal.SIGTERM) -> int:
     return int(found) if isinstance(found, signal.Signals) else default
 
 
+def become(account: dict[str, Any]) -> None:
+    """Change to the job's account for good; never stays root. Without a switch it is the agent's own already."""
+    if account["switch"]:
+        os.initgroups(account["name"], account["gid"])
+        os.setgid(account["gid"])
+        os.setuid(account["uid"])
+        if os.getuid() == 0 or os.geteuid() == 0:
+            raise PermissionError("still root after the switch")
+
+
 def exec_child(job: dict[str, Any], folder: str, report: int) -> None:
-    """In the forked child: account, folder, streams, signals, exec. Never returns."""
+    """In the forked child: upload, account, folder, streams, signals, exec. Never returns."""
     stage = "exec"
     try:
         os.setsid()
+        upload = None
+        if job.get("upload"):
+            from pool.agent import transfer
+
+            stage = "upload"
+            upload = transfer.fetch(job["upload"], folder)
         log = os.open(os.path.join(folder, "output.log"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         null = os.open("/dev/null", os.O_RDONLY)
         os.dup2(null, 0)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        account = job["account"]
-        if account["switch"]:
-            stage = "account"
-            os.initgroups(account["name"], account["gid"])
-            os.setgid(account["gid"])
-            os.setuid(account["uid"])
-            if os.getuid() == 0 or os.geteuid() == 0:
-                raise PermissionError("still root after the switch")
+        stage = "account"
+        become(job["account"])
         stage = "workdir"
         os.chdir(job["cwd"])
         os.umask(0o022)
+        if upload is not None:
+            stage = "upload"
+            upload.unpack()
         stage = "exec"
         for number in (signal.SIGPIPE, signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
@@ -127,19 +142,20 @@ class Shim:
                 os.close(read_end)
                 exec_child(self.job, self.folder, write_end)
             os.close(write_end)
-            problem = b""
-            while True:
-                part = os.read(read_end, 1024)
-                if not part:
-                    break
-                problem += part
+            problem = self._first_words(read_end)
             os.close(read_end)
             if problem:
                 os.waitpid(self.pid, 0)
                 stage, number, detail = problem.decode("utf-8", "replace").split(":", 2)
-                codes = {"account": "account_switch_failed", "workdir": "workdir_not_accessible"}
+                codes = {
+                    "account": "account_switch_failed",
+                    "workdir": "workdir_not_accessible",
+                    "upload": "upload_not_unpacked",
+                }
                 code = codes.get(stage, "command_not_found" if number == "2" else "command_not_started")
-                self.write_exit("failed_start", error={"code": code, "detail": detail, "retryable": False})
+                retryable = stage == "upload" and number != "None"  # the network or the disk, not the archive
+                error = {"code": code, "detail": detail, "retryable": retryable}
+                self.write_exit("failed_start", error=error)
                 return False
         own = os.getpid()
         files.write_json(
@@ -154,6 +170,20 @@ class Shim:
             },
         )
         return True
+
+    def _first_words(self, read_end: int) -> bytes:
+        """What went wrong before the command ran; empty once it does. A stop ends a long fetch of its upload."""
+        problem = b""
+        while True:
+            if self.job.get("upload") and not select.select([read_end], [], [], LOOK_SECONDS)[0]:
+                if os.path.exists(self.path("stop.json")):
+                    os.killpg(self.pid, signal.SIGKILL)
+                    return b"upload:None:stopped while the upload was fetched"
+                continue
+            part = os.read(read_end, 1024)
+            if not part:
+                return problem
+            problem += part
 
     def reap(self) -> None:
         """Collect every child that ended; remember the command's own status."""
@@ -264,7 +294,7 @@ def main(folder: str, tell: int = -1) -> int:
     shim = Shim(folder)
     if shim.job is None:
         return 4
-    _become_subreaper()
+    become_subreaper()
     if not shim.start():
         return 1
     if tell >= 0:

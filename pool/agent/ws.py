@@ -1,6 +1,6 @@
 """A small RFC 6455 client over asyncio streams: what the agent needs and no more.
 
-Text messages only are sent; text and binary are received. TLS certificates are always verified (a custom
+Text and binary messages are sent and received. TLS certificates are always verified (a custom
 authority may be given). Fragmented messages are joined, pings answered, close codes reported, and a message
 above ``max_bytes`` closes with 1009. A path prefix before the socket's own path (a reverse proxy) is kept.
 """
@@ -107,6 +107,12 @@ class WebSocket:
             raise Closed(1000, "closing")
         await self._write(frame(TEXT, text.encode("utf-8")))
 
+    async def send_bytes(self, data: bytes) -> None:
+        """Send one binary message."""
+        if self._close_sent:
+            raise Closed(1000, "closing")
+        await self._write(frame(BINARY, data))
+
     async def ping(self, payload: bytes = b"") -> None:
         """Ask the server for a pong; any answer renews ``last_received``."""
         await self._write(frame(PING, payload))
@@ -137,8 +143,12 @@ class WebSocket:
 
     async def receive(self) -> str:
         """The next whole message as text. Raises ``Closed`` when the connection ends."""
+        return (await self.receive_message())[1].decode("utf-8")
+
+    async def receive_message(self) -> tuple[int, bytes]:
+        """The next whole message: TEXT or BINARY, and its bytes. Raises ``Closed`` when the connection ends."""
         parts: list[bytes] = []
-        size = 0
+        size, first = 0, TEXT
         while True:
             fin, opcode, payload = await self._read_frame()
             if opcode == PING:
@@ -161,7 +171,8 @@ class WebSocket:
                 if parts:
                     raise WebSocketError("a new message inside a fragmented one")
                 if fin:
-                    return payload.decode("utf-8")
+                    return opcode, payload
+                first = opcode
                 parts.append(payload)
                 size = len(payload)
             elif opcode == CONTINUATION:
@@ -173,7 +184,7 @@ class WebSocket:
                     await self.close(1009, "message too big")
                     raise WebSocketError(f"message of more than {self._max_bytes} bytes")
                 if fin:
-                    return b"".join(parts).decode("utf-8")
+                    return first, b"".join(parts)
             else:
                 raise WebSocketError(f"unknown opcode {opcode}")
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from rest_framework import serializers
 
-from pool.models import Allocation, Gpu, Node, QueueEntry
+from pool.models import Allocation, Gpu, Node, QueueEntry, WorkUpload
+from pool.web.reasons import explain
 
 
 class GpuSerializer(serializers.ModelSerializer[Gpu]):
@@ -191,6 +192,31 @@ class ConsentSerializer(serializers.Serializer[Any]):
     willing = serializers.BooleanField()
 
 
+class LogPieceSerializer(serializers.Serializer[Any]):
+    """A piece of a member's output."""
+
+    offset = serializers.IntegerField(help_text="in bytes of the whole output")
+    text = serializers.CharField()
+
+
+class LogPiecesSerializer(serializers.Serializer[Any]):
+    """Output to go on with, and how the allocation stands."""
+
+    state = serializers.ChoiceField(choices=Allocation.State.choices)
+    exit_code = serializers.IntegerField(allow_null=True)
+    end_reason = serializers.CharField()
+    pieces = LogPieceSerializer(many=True)
+
+
+class WorkUploadSerializer(serializers.ModelSerializer[WorkUpload]):
+    """A project folder that was sent."""
+
+    class Meta:
+        model = WorkUpload
+        fields = ["uid", "client_token", "sha256", "size", "files", "unpacked", "created_at"]
+        read_only_fields = fields
+
+
 class QueueEntrySerializer(serializers.ModelSerializer[QueueEntry]):
     """Why a request waits."""
 
@@ -198,6 +224,7 @@ class QueueEntrySerializer(serializers.ModelSerializer[QueueEntry]):
     request_ref = serializers.CharField(source="request.ref", read_only=True)
     position = serializers.IntegerField(read_only=True, allow_null=True)
     of = serializers.IntegerField(read_only=True, allow_null=True, help_text="length of its line")
+    words = serializers.SerializerMethodField(help_text="the reason for people, in the reader's language")
 
     class Meta:
         model = QueueEntry
@@ -207,6 +234,7 @@ class QueueEntrySerializer(serializers.ModelSerializer[QueueEntry]):
             "position",
             "of",
             "reason",
+            "words",
             "figures",
             "start_from",
             "start_to",
@@ -214,3 +242,9 @@ class QueueEntrySerializer(serializers.ModelSerializer[QueueEntry]):
             "planned_at",
         ]
         read_only_fields = fields
+
+    def get_words(self, entry: QueueEntry) -> str:
+        """One sentence or two."""
+        flavour = entry.request.flavour
+        why = explain(entry.reason, entry.figures, flavour.name if flavour is not None else "")
+        return f"{why.headline} {why.detail}".strip()

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from pool.api import dataset_views, decision_views, reclaim_views, views, what_if_views
+from pool.api import (
+    dataset_views,
+    decision_views,
+    reclaim_views,
+    upload_views,
+    views,
+    what_if_views,
+)
 
 router_entries: list[tuple[str, Any, str]] = [
     ("nodes", views.NodeViewSet, "node"),
     ("gpus", views.GpuViewSet, "gpu"),
     ("allocations", views.AllocationViewSet, "allocation"),
     ("queue", views.QueueViewSet, "queue"),
+    ("work-uploads", upload_views.WorkUploadViewSet, "work-upload"),
     ("decisions", decision_views.DecisionViewSet, "decision"),
     ("policies", decision_views.PolicyViewSet, "policy"),
     ("datasets", dataset_views.DatasetViewSet, "dataset"),

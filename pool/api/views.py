@@ -17,7 +17,7 @@ from rest_framework.response import Response
 from pool.api import serializers as s
 from pool.models import Allocation, Gpu, Node, QueueEntry
 from pool.selectors import pages
-from pool.selectors.logs import log_pieces, member_asked
+from pool.selectors.logs import log_after, log_pieces, member_asked
 from pool.services import allocations, conditions, nodes
 from pool.services.enrolment import agent_token_revoke
 from pool.services.idle import still_needed
@@ -299,6 +299,23 @@ class AllocationViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiVie
         member = member_asked(request.query_params.get("member", ""))
         return streamed_text(request._request, log_pieces(allocation_id=found.pk, member=member))
 
+    @extend_schema(
+        parameters=[
+            OpenApiParameter("member", OpenApiTypes.INT, description="rank in the gang, from 0"),
+            OpenApiParameter("after", OpenApiTypes.INT, description="offset of the last piece that is known"),
+        ],
+        responses=s.LogPiecesSerializer,
+    )
+    @action(detail=True, methods=["get"], url_path="log-pieces")
+    def log_pieces(self, request: Request, uid: str) -> Response:
+        """Output after a piece, with how the allocation stands: ask again while it runs, to follow it."""
+        found = self.get_object()
+        after = int(request.query_params.get("after") or -1)
+        member = member_asked(request.query_params.get("member", ""))
+        # The state first: what ended has all its output already when it is told.
+        state = {"state": found.state, "exit_code": found.exit_code, "end_reason": found.end_reason}
+        return Response(state | {"pieces": log_after(allocation_id=found.pk, member=member, after=after)})
+
 
 class QueueViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiViewSet):
     """Why requests wait, as of the last plan. Addressed by the request's uid."""
@@ -312,7 +329,7 @@ class QueueViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiViewSet)
         return (
             QueueEntry.objects.filter(request__state=CapacityRequest.State.QUEUED)
             .filter(self.policy.reads.q("request__department_id") | Q(request__requester=self.request.user))
-            .select_related("request")
+            .select_related("request__flavour")
             .order_by("position", "request_id")
         )
 

@@ -205,6 +205,11 @@ class AgentConsumer(AsyncWebsocketConsumer):
         if self.node_id is not None:
             await self.send_commands()
 
+    async def agent_remote(self, event: dict[str, Any]) -> None:
+        """A person wants into a lease on this node: the agent dials out again for it."""
+        if self.node_id is not None and self.greeted:
+            await self.say({"t": "remote", **event["message"]})
+
     async def agent_revoked(self, event: dict[str, Any]) -> None:
         """A poke: the token ended."""
         if self.node_id is not None:

@@ -12,6 +12,7 @@ from portal.kernel.errors import Invalid
 
 TAIL_CHARS = 16_000
 LAST_MEMBER = 9999
+PIECES_AT_ONCE = 32
 
 
 def member_asked(text: str) -> int:
@@ -52,6 +53,12 @@ def log_tail(*, allocation_id: int, member: int, chars: int = TAIL_CHARS) -> Tai
         text = text[text.find("\n") + 1 :]
         more = True
     return Tail(lines=text.splitlines(), size=size, more=more)
+
+
+def log_after(*, allocation_id: int, member: int, after: int) -> list[dict[str, int | str]]:
+    """The next pieces after the one at offset `after` (-1: from the start): offset in bytes, and text."""
+    rows = AllocationLog.objects.filter(allocation_id=allocation_id, member=member, offset__gt=after)
+    return [{"offset": row.offset, "text": row.data} for row in rows.order_by("offset")[:PIECES_AT_ONCE]]
 
 
 def log_pieces(*, allocation_id: int, member: int) -> Iterator[str]:

@@ -11,17 +11,23 @@ import json
 import shlex
 from functools import lru_cache
 from typing import Any
+from uuid import UUID
 
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http.response import HttpResponseBase
 from django.urls import path, reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST, require_safe
 
 from pool.agent.build import build
+from pool.client import build as client_build
+from pool.selectors.agents import token_check
 from pool.services.enrolment import enrolment_redeem
+from pool.services.uploads import upload_bytes, upload_for_node
 from portal.kernel.errors import DomainError
+from portal.kernel.streaming import streamed_bytes
 
 MAX_BODY = 64 * 1024
 
@@ -75,6 +81,39 @@ def install_sh(request: HttpRequest) -> HttpResponse:
     return HttpResponse(text, content_type="text/x-shellscript; charset=utf-8")
 
 
+@lru_cache(maxsize=1)
+def client_file() -> tuple[bytes, str]:
+    """The program for people's own machines and its SHA-256, built once a process."""
+    data = client_build.build()
+    return data, hashlib.sha256(data).hexdigest()
+
+
+@require_safe
+def client_pyz(request: HttpRequest) -> HttpResponse:
+    """`gpupool` as one file."""
+    data, digest = client_file()
+    if request.headers.get("If-None-Match") == f'"{digest}"':
+        return HttpResponse(status=304)
+    answer = HttpResponse(data, content_type="application/zip")
+    answer["Content-Disposition"] = 'attachment; filename="gpupool"'
+    answer["ETag"] = f'"{digest}"'
+    return answer
+
+
+@never_cache
+@require_safe
+def upload(request: HttpRequest, uid: UUID) -> HttpResponseBase:
+    """The folder that a person sent, for the node that is to run it."""
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    answer = token_check(token.strip() if scheme.lower() == "bearer" else "")
+    if answer.code or answer.node_id is None:
+        return _problem(401, answer.code or "token_unknown", "A node's token is needed.")
+    found = upload_for_node(node_id=answer.node_id, uid=str(uid))
+    if found is None:
+        return _problem(404, "not_found", "There is no such folder for this node.")
+    return streamed_bytes(request, upload_bytes(found), found.size)
+
+
 def _problem(status: int, code: str, detail: Any) -> JsonResponse:
     body = {"type": "about:blank", "title": code, "status": status, "code": code, "detail": str(detail)}
     return JsonResponse(body, status=status, content_type="application/problem+json")
@@ -121,4 +160,6 @@ urlpatterns = [
     path("agent/enrol/", enrol, name="agent-enrol"),
     path("agent/agent.pyz", agent_pyz, name="agent-file"),
     path("agent/install.sh", install_sh, name="agent-install"),
+    path("agent/upload/<uuid:uid>/", upload, name="agent-upload"),
+    path("client/gpupool", client_pyz, name="client-file"),
 ]

@@ -7,6 +7,8 @@ from typing import Any
 from pool.executors.base import TerminalFailure
 from pool.executors.variables import request_variables
 from pool.models import AllocationMember, Lease
+from pool.services.uploads import upload_of
+from quotas.models import CapacityRequest
 
 FIRST_PORT, PORTS = 20000, 20000
 WHOLE = 1000
@@ -53,7 +55,16 @@ def start_spec(member: AllocationMember) -> dict[str, Any]:
         "wall_seconds": None,  # the lease's end can move, so the installation stops it, not the node
         "rendezvous": _rendezvous(member, len(mig_uuids) or len(gpu_uuids)),
         "checkpoint": _checkpoint(request.checkpoint),
+        "upload": _upload(request),
     }
+
+
+def _upload(request: CapacityRequest) -> dict[str, Any] | None:
+    """Where the node gets the folder that the person sent, and how it knows it."""
+    found = upload_of(request)
+    if found is None:
+        return None
+    return {"url": f"/agent/upload/{found.uid}/", "sha256": found.sha256, "size": found.size}
 
 
 def _checkpoint(settings: dict[str, Any]) -> dict[str, Any] | None:

@@ -121,16 +121,22 @@ def free_port() -> int:
 
 @pytest.fixture
 def site(transactional_db: None, settings: Any) -> Iterator[Site]:
-    """Pages and the agent socket under uvicorn on a free port; it can be stopped and started again."""
+    """The agent's pages and its socket under uvicorn on a free port; it can be stopped and started again."""
+    settings.ALLOWED_HOSTS = ["*"]
+    settings.ROOT_URLCONF = "tests.pool.agent.urls"
+    yield from serving()
+
+
+def serving() -> Iterator[Site]:
+    """What the settings' addresses serve, and the sockets of agents and of people's machines."""
     import uvicorn
     from channels.routing import ProtocolTypeRouter, URLRouter
     from django.core.asgi import get_asgi_application
     from django.urls import path
 
     from pool.live.agent_socket import AgentConsumer
+    from pool.live.routing import machine_urlpatterns
 
-    settings.ALLOWED_HOSTS = ["*"]
-    settings.ROOT_URLCONF = "tests.pool.agent.urls"
     samples: list[tuple[int, dict[str, Any]]] = []
 
     async def sink(node_id: int, message: dict[str, Any]) -> None:
@@ -139,7 +145,9 @@ def site(transactional_db: None, settings: Any) -> Iterator[Site]:
     application = ProtocolTypeRouter(
         {
             "http": get_asgi_application(),
-            "websocket": URLRouter([path("agent/ws/", AgentConsumer.as_asgi(on_samples=sink))]),
+            "websocket": URLRouter(
+                [path("agent/ws/", AgentConsumer.as_asgi(on_samples=sink)), *machine_urlpatterns]
+            ),
         }
     )
     port = free_port()
