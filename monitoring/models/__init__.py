@@ -1,6 +1,7 @@
 """Models of monitoring."""
 
 from monitoring.models.findings import Finding, FindingDay, FindingEntry, WatchHour
+from monitoring.models.health import AlertFiring, AlertRule, CardHealth
 from monitoring.models.report_runs import ExportJob, ReportRun, SavedReport
 from monitoring.models.reports import BuiltDay, CardDay, CardSpan, UseDay
 from monitoring.models.sources import MetricSource, SourceCard
@@ -16,8 +17,11 @@ from monitoring.models.telemetry import (
 from monitoring.models.what_if import Scenario
 
 __all__ = [
+    "AlertFiring",
+    "AlertRule",
     "BuiltDay",
     "CardDay",
+    "CardHealth",
     "CardSpan",
     "ExportJob",
     "Finding",
