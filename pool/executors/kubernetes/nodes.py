@@ -63,7 +63,9 @@ class Card:
 
 @dataclass(frozen=True)
 class SeenNode:
-    """A node as it is now. ``cards`` None: not known at present. ``notes``: findings (code, detail) for people."""
+    """A node as it is now. ``cards`` None: not known at present. ``notes``: findings (code, detail) for people.
+    ``cordoned``: the reason that this pool wrote when it closed the node; None where it did not.
+    """
 
     name: str
     uid: str
@@ -79,6 +81,7 @@ class SeenNode:
     mig_config: str = ""
     mig_state: str = ""
     missing: int = 0
+    cordoned: str | None = None
     driver: str = ""
     cuda: str = ""
     cpu_milli: int = 0
@@ -124,9 +127,12 @@ def mig_resource(profile: str) -> str:
 def read_node(
     node: Mapping[str, Any],
     devices: Iterable[Mapping[str, Any]] = (),
-    tolerated: frozenset[str] = TOLERATED,
+    tolerations: Iterable[str] = (),
 ) -> SeenNode:
-    """Read a node object, with the DRA slices (``ResourceSlice`` objects) of that node where the cluster has them."""
+    """Read a node object, with the DRA slices (``ResourceSlice`` objects) of that node where the cluster has them.
+
+    ``tolerations``: keys of taints that our pods tolerate on this cluster besides the usual one of GPU nodes.
+    """
     meta, status, spec = node["metadata"], node.get("status") or {}, node.get("spec") or {}
     labels: dict[str, str] = dict(meta.get("labels") or {})
     annotations: dict[str, str] = dict(meta.get("annotations") or {})
@@ -156,7 +162,7 @@ def read_node(
         name=str(meta["name"]),
         uid=uid,
         ready=ready,
-        reason=_reason(ready, spec, labels, cards, notes, tolerated),
+        reason=_reason(ready, spec, labels, notes, TOLERATED.union(tolerations)),
         cards=cards,
         allocatable={name: count for name, count in allocatable.items() if name.startswith("nvidia.com/")},
         sharing=labels.get("nvidia.com/gpu.sharing-strategy") or "none",
@@ -167,6 +173,7 @@ def read_node(
         mig_config=labels.get(MIG_CONFIG, ""),
         mig_state=labels.get(MIG_STATE, ""),
         missing=missing,
+        cordoned=_cordoned(spec, annotations),
         driver=_driver(labels, own),
         cuda=_cuda(labels),
         cpu_milli=round(quantity((status.get("allocatable") or {}).get("cpu", 0)) * 1000),
@@ -177,6 +184,12 @@ def read_node(
         labels={name: value for name, value in labels.items() if KEPT_LABELS.match(name)},
         notes=tuple(notes),
     )
+
+
+def _cordoned(spec: Mapping[str, Any], annotations: Mapping[str, str]) -> str | None:
+    if any(taint.get("key") == CORDONED for taint in spec.get("taints") or []):
+        return annotations.get(CORDONED, "")
+    return None
 
 
 def _resources(found: Mapping[str, Any] | None) -> dict[str, int]:
@@ -210,7 +223,6 @@ def _reason(
     ready: bool,
     spec: Mapping[str, Any],
     labels: Mapping[str, str],
-    cards: tuple[Card, ...] | None,
     notes: list[tuple[str, str]],
     tolerated: frozenset[str],
 ) -> str:

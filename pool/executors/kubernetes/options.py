@@ -21,8 +21,8 @@ VOLUME_KINDS = ("claim", "nfs")
 
 @dataclass(frozen=True)
 class Volume:
-    """Storage that every pod gets at `path`: a claim of its namespace, or an NFS export (`server:/path`). Never a folder
-    of the node: that would be the node's to lose."""
+    """Storage that every pod gets at `path`: a claim of its namespace, or an NFS export (`server:/path`). Never a
+    folder of the node: that would be the node's to lose."""
 
     name: str
     kind: str

@@ -43,9 +43,10 @@ SIGKILL = 137
 def when(text: object) -> datetime | None:
     """A time as the API writes it (RFC 3339), or None."""
     try:
-        return datetime.fromisoformat(str(text).replace("Z", "+00:00")) if text else None
+        made = datetime.fromisoformat(str(text).replace("Z", "+00:00")) if text else None
     except ValueError:
         return None
+    return None if made is None or made.year < 2000 else made  # a container that never began has the epoch
 
 
 def observed(pod: Mapping[str, Any]) -> Observation:
