@@ -12,6 +12,8 @@ from monitoring.services.idleness import idle_judge
 from monitoring.services.partitions import partitions_keep
 from monitoring.services.report_runs import reports_send
 from monitoring.services.rollups import rollup_run, rollups_keep
+from monitoring.services.scrape import source_scrape
+from monitoring.services.sources import sources_claim
 from monitoring.services.waste_digest import digest_send
 from monitoring.services.watching import watch_keep, watch_look
 from portal.ops.services import task_run
@@ -80,3 +82,16 @@ def waste_digest() -> None:
     with task_run("monitoring.waste_digest") as facts:
         facts["sent"] = digest_send()
         facts["dropped"] = watch_keep()
+
+
+@shared_task(name="monitoring.scrape_due", queue="ingest", ignore_result=True)
+def scrape_due() -> None:
+    """Hand out the telemetry sources that are due, each to a task of its own."""
+    for source_id in sources_claim():
+        scrape.delay(source_id)
+
+
+@shared_task(name="monitoring.scrape", queue="ingest", ignore_result=True, soft_time_limit=60, time_limit=90)
+def scrape(source_id: int) -> None:
+    """Fetch one source and write what it says."""
+    source_scrape(source_id=source_id)

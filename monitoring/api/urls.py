@@ -8,10 +8,14 @@ from django.urls import path
 
 from monitoring.api.finding_views import FindingViewSet
 from monitoring.api.report_views import ReportViewSet
+from monitoring.api.source_views import SourceViewSet
 from monitoring.api.views import AllocationHistoryView, HistoryView, SamplesView, StateView
 
 _LIST: Any = {"get": "list"}
-router_entries: list[tuple[str, Any, str]] = [("findings", FindingViewSet, "finding")]
+router_entries: list[tuple[str, Any, str]] = [
+    ("telemetry/sources", SourceViewSet, "metric-source"),
+    ("findings", FindingViewSet, "finding"),
+]
 urlpatterns_v1: list[Any] = [
     path("telemetry/state/", StateView.as_view(_LIST), name="telemetry-state"),
     path("gpus/<uuid:uid>/samples/", SamplesView.as_view(_LIST), name="gpu-samples"),

@@ -155,7 +155,7 @@ def spelled_reason(text: str) -> str:
 
 def blank(value: float) -> bool:
     """Whether a float is one of DCGM's blank numbers, also after a store has rounded it (P17)."""
-    return value >= _BLANK_FROM or value in _BLANKS
+    return _BLANK_FROM <= value < math.inf or value in _BLANKS
 
 
 def reason_code(raw: Any) -> str:

@@ -82,8 +82,8 @@ def parse_row(row: Any, *, now_ms: int, oldest_ms: int) -> Sample:
             sample.missing[measure.name] = reason
         else:
             setattr(sample, measure.column, value)
-    take_extras(sample, values, missing)
-    _memory_sane(sample)
+    take_extras(sample, values, missing, of_slice=bool(mig_uuid))
+    memory_sane(sample)
     sample.processes = parse_processes(processes)
     return sample
 
@@ -101,11 +101,18 @@ def parse_time(raw: Any) -> int:
         raise RowRefused("bad_time") from error
 
 
-def take_extras(sample: Sample, values: Mapping[str, Any], missing: Mapping[str, Any]) -> None:
-    """Further measures into `sample.more`; a reason only where the source tells one. Unknown names are left out."""
+def take_extras(
+    sample: Sample, values: Mapping[str, Any], missing: Mapping[str, Any], *, of_slice: bool
+) -> None:
+    """Further measures into `sample.more`; a reason only where the source tells one. Unknown names are left out.
+
+    Processes that could not be read are unknown, which is not the same as none (pitfall P20).
+    """
+    if "processes" in missing:
+        sample.missing["processes"] = reason_code(missing["processes"])
     for name, raw in values.items():
         measure = EXTRAS.get(name)
-        if measure is None or (sample.mig_uuid and name not in _OF_SLICES):
+        if measure is None or (of_slice and name not in _OF_SLICES):
             continue
         value, reason = value_or_reason(measure, raw)
         if value is None:
@@ -113,16 +120,16 @@ def take_extras(sample: Sample, values: Mapping[str, Any], missing: Mapping[str,
         else:
             sample.more[name] = value
     for name, raw in missing.items():
-        if name in EXTRAS and name not in sample.more and not sample.mig_uuid:
+        if name in EXTRAS and name not in sample.more and not of_slice:
             sample.missing[name] = reason_code(raw)
 
 
-def _memory_sane(sample: Sample) -> None:
+def memory_sane(sample: Sample) -> None:
     """More used than there is cannot be true; the reserve is what total, used and free leave (P05)."""
     used, total, free = sample.mem_used_mib, sample.mem_total_mib, sample.more.pop("mem_free", None)
-    known = used is not None and total is not None and free is not None
-    if known and sample.mem_reserved_mib is None and used + free <= total:
-        sample.mem_reserved_mib = total - used - free
+    derivable = sample.mem_reserved_mib is None and free is not None
+    if derivable and used is not None and total is not None and used + (free or 0) <= total:
+        sample.mem_reserved_mib = total - used - (free or 0)
         sample.missing.pop("mem_reserved", None)
     if used is not None and total is not None and used > total + total // 50:
         sample.mem_used_mib = None
@@ -196,9 +203,11 @@ def activity(sample: Sample) -> int:
     level = sample.sm_pm if sample.sm_pm is not None else sample.util_pm
     if level is None or sample.more.get("settling"):
         return UNKNOWN
-    nobody = not sample.processes
+    unseen = "processes" in sample.missing
     if level < _ACTIVE_PM:
-        return QUIET if nobody or sample.util_pm == 0 else BUSY
+        if sample.util_pm == 0 or not (sample.processes or unseen):
+            return QUIET
+        return UNKNOWN if unseen else BUSY
     return QUIET if latched(sample) else BUSY
 
 
@@ -209,6 +218,7 @@ def latched(sample: Sample) -> bool:
         and sample.util_pm >= 990
         and (sample.sm_pm is None or sample.sm_pm < _ACTIVE_PM)
         and not sample.processes
+        and "processes" not in sample.missing
         and sample.mem_used_mib is not None
         and sample.mem_used_mib <= _SMALL_MEMORY_MIB
     )

@@ -309,7 +309,7 @@ class Nvml:
         self._memory(handle, values, missing)
         self.further.card(handle, uuid, values, missing)
         self.further.activity(handle, uuid, None, values, missing)
-        processes = self._processes(handle)
+        processes = self._processes(handle, missing)
         self.further.process_activity(handle, uuid, processes)
         rows = [[uuid, None, at, values, missing, processes]]
         if self._mig_mode(handle):
@@ -324,17 +324,26 @@ class Nvml:
                 instance = self.maybe(lambda part=part: checked(self.lib.nvmlDeviceGetGpuInstanceId(part)))
                 if instance is not None:
                     self.further.activity(handle, uuid, instance, part_values, part_missing)
-                rows.append([uuid, slice_uuid, at, part_values, part_missing, self._processes(part)])
+                rows.append(
+                    [uuid, slice_uuid, at, part_values, part_missing, self._processes(part, part_missing)]
+                )
         return rows
 
-    def _processes(self, handle: Any) -> list[dict[str, Any]]:
+    def _processes(self, handle: Any, missing: dict[str, str]) -> list[dict[str, Any]]:
+        """Compute and graphics processes by pid. What cannot be read is unknown, not none (pitfall P20)."""
         lib = self.lib
         found: dict[int, dict[str, Any]] = {}
         for query in (
             lib.nvmlDeviceGetComputeRunningProcesses_v3,
             lib.nvmlDeviceGetGraphicsRunningProcesses_v3,
         ):
-            for entry in self.maybe(lambda query=query: query(handle), []):
+            try:
+                entries = self.guard(lambda query=query: query(handle))
+            except Missing as error:
+                if error.reason != "not_supported" or query is lib.nvmlDeviceGetComputeRunningProcesses_v3:
+                    missing["processes"] = error.reason
+                continue
+            for entry in entries:
                 memory = entry.usedGpuMemory
                 if memory is not None and not 0 <= int(memory) < ULL_MAX:
                     memory = None

@@ -1,0 +1,297 @@
+"""Fetch a source and write what it says: fetch, parse, identify, write, events. Bounded in time, size and threads."""
+
+from __future__ import annotations
+
+import time
+import urllib.parse
+from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import structlog
+from django.db import transaction
+
+from monitoring.engine.samples import ACCEPT_FUTURE_MS
+from monitoring.models import GpuState, MetricSource, SourceCard
+from monitoring.services.events import gpu_event_record
+from monitoring.services.ingest import Batch, Row, samples_write
+from monitoring.services.partitions import oldest_kept
+from monitoring.services.sources import credential_name, source_result
+from monitoring.sources import dcgm, prometheus, smi_exporter, text
+from monitoring.sources.fetch import Fetched, fetch
+from monitoring.sources.reading import Metric, Reading, Scrape, sample_of
+from pool.executors.base import TerminalFailure
+from pool.models import Gpu, Node
+from pool.services.credentials import credential_read
+from portal.kernel.clock import now
+from portal.kernel.units import to_ms
+from portal.ops.models import Incident
+from portal.ops.services import incident_open
+
+log = structlog.get_logger(__name__)
+THREADS = 16
+BUDGET_S = 25.0
+FRESH = timedelta(seconds=90)
+RANK = {"agent": 0, "exporter": 1, "prometheus": 2}
+
+
+@dataclass(frozen=True)
+class Target:
+    """One address to fetch; `node` is whose cards it tells of, None for an address for many nodes."""
+
+    url: str
+    node: Node | None
+
+
+def source_scrape(*, source_id: int) -> dict[str, Any]:
+    """Fetch one source now; returns the facts that are also kept with it. A failure is a result, not an exception."""
+    source = MetricSource.objects.select_related("cluster").get(pk=source_id)
+    began = time.monotonic()
+    try:
+        secret = "" if source.auth == "none" else _secret(source)
+    except TerminalFailure as error:
+        source_result(source_id=source.pk, code=error.code, facts={})
+        return {"code": error.code}
+    targets = targets_of(source)
+    at = now()
+    answers = _fetch_all(source, targets, secret)
+    codes = Counter(answer.code or "ok" for _, answer in answers)
+    codes["timeout"] += len(targets) - len(answers)
+    scrapes: list[tuple[Target, Scrape]] = []
+    for target, answer in answers:
+        if answer.readable:
+            try:
+                scrapes.append((target, parse(source, answer)))
+            except prometheus.BadAnswer as error:
+                codes[error.code] += 1
+                codes["ok"] -= 1
+    written = _write(source, scrapes, at)
+    code = "ok" if codes["ok"] == len(targets) and targets else _worst(codes, bool(targets))
+    facts: dict[str, Any] = {
+        "targets": len(targets),
+        "codes": dict(+codes),
+        "ms": round((time.monotonic() - began) * 1000),
+        **written,
+    }
+    source_result(source_id=source.pk, code=code, facts=facts)
+    return {"code": code, **facts}
+
+
+def _secret(source: MetricSource) -> str:
+    found = credential_read(cluster=source.cluster, name=credential_name(source))
+    if found is None:
+        raise TerminalFailure("secret_missing", source.name)
+    return found
+
+
+def _worst(codes: Counter[str], any_target: bool) -> str:
+    if not any_target:
+        return "no_targets"
+    order = (
+        "unauthorized",
+        "too_large",
+        "query_refused",
+        "bad_json",
+        "bad_shape",
+        "refused",
+        "unreachable",
+        "timeout",
+    )
+    return next((code for code in order if codes[code]), "cut")
+
+
+def targets_of(source: MetricSource) -> list[Target]:
+    """The addresses of a source: one, or one for each node of its cluster that is in use."""
+    if source.kind == MetricSource.Kind.PROMETHEUS:
+        query = urllib.parse.urlencode({"query": source.query or prometheus.DEFAULT_QUERY})
+        return [Target(f"{source.url.rstrip('/')}/api/v1/query?{query}", None)]
+    if "{" not in source.url:
+        return [Target(source.url, None)]
+    nodes = Node.objects.filter(cluster=source.cluster).exclude(schedulable=Node.Schedulable.RETIRED)
+    found = []
+    for node in nodes.order_by("name"):
+        address = node.address or node.hostname or node.name
+        if ":" in address and not address.startswith("["):
+            address = f"[{address}]"
+        found.append(Target(source.url.replace("{node}", node.name).replace("{address}", address), node))
+    return found
+
+
+def _fetch_all(source: MetricSource, targets: list[Target], secret: str) -> list[tuple[Target, Fetched]]:
+    """Every target's answer, at most sixteen at a time; those not there in time are left out."""
+
+    def one(target: Target) -> tuple[Target, Fetched]:
+        return target, fetch(target.url, auth=source.auth, username=source.username, secret=secret)
+
+    if len(targets) == 1:
+        return [one(targets[0])]
+    pool = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="scrape")
+    try:
+        done, _ = wait([pool.submit(one, target) for target in targets], timeout=BUDGET_S)
+        return [future.result() for future in done]
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def parse(source: MetricSource, answer: Fetched) -> Scrape:
+    """The readings of one answer; raises `BadAnswer` where a Prometheus server gave none."""
+    into = Scrape()
+    from_server = source.kind == MetricSource.Kind.PROMETHEUS
+    if from_server:
+        found: Iterable[Metric] = prometheus.metrics(answer.body, into.problems)
+    else:
+        body = answer.body.decode("utf-8", "replace")
+        found = text.metrics(body, into.problems, complete=answer.code != "cut")
+    series = list(found)
+    dcgm.scrape((m for m in series if m.name[:4].lower() == "dcgm"), into, target_labels=from_server)
+    dcgm.settle(into)
+    smi_exporter.scrape((m for m in series if m.name.startswith(smi_exporter.PREFIX)), into)
+    return into
+
+
+def _write(source: MetricSource, scrapes: list[tuple[Target, Scrape]], at: datetime) -> dict[str, Any]:
+    problems: Counter[str] = Counter()
+    claims: dict[str, list[tuple[Target, Scrape]]] = {}
+    for target, scrape in scrapes:
+        problems.update(scrape.problems)
+        for uuid in {uuid for uuid, _ in scrape.readings}:
+            claims.setdefault(uuid, []).append((target, scrape))
+    gpus = {gpu.uuid: gpu for gpu in Gpu.objects.select_related("node").filter(uuid__in=claims)}
+    covered = _covered([gpu.pk for gpu in gpus.values()], source.kind, at)
+    batches: dict[int, Batch] = {}
+    seen: list[tuple[Gpu, Reading]] = []
+    now_ms, oldest_ms = to_ms(at), to_ms(oldest_kept())
+    for uuid, told in sorted(claims.items()):
+        gpu = gpus.get(uuid)
+        if gpu is None:
+            problems["unknown"] += 1
+            continue
+        mine = _rightful(source, gpu, told, problems)
+        if mine is None:
+            continue
+        if gpu.pk in covered:
+            problems["covered"] += 1
+            continue
+        rows = []
+        for (other, instance), reading in mine.readings.items():
+            if other != uuid:
+                continue
+            total = gpu.memory_mib if instance is None else None
+            sample = sample_of(reading, at_ms=now_ms, source=source.kind, total_mib=total)
+            if sample.at_ms > now_ms + ACCEPT_FUTURE_MS or sample.at_ms < oldest_ms:
+                problems["future" if sample.at_ms > now_ms else "too_old"] += 1
+                continue
+            rows.append(Row(gpu.pk, 0 if instance is None else instance + 1, sample))
+        if rows:
+            batches.setdefault(gpu.node_id, Batch(node_id=gpu.node_id)).rows.extend(rows)
+            seen.append((gpu, mine.readings[uuid, None]))
+    new = samples_write(batches=list(batches.values())) if batches else 0
+    xids = _remember(source, seen, at)
+    return {
+        "cards": len(seen),
+        "rows": sum(len(batch.rows) for batch in batches.values()),
+        "new": new,
+        "xids": xids,
+        "problems": dict(+problems),
+    }
+
+
+def _covered(gpu_ids: list[int], kind: str, at: datetime) -> set[int]:
+    """Cards that a better source reports now: those are left to it."""
+    better = [name for name, rank in RANK.items() if rank < RANK[kind]]
+    states = GpuState.objects.filter(gpu_id__in=gpu_ids, slot=0, source__in=better, at__gt=at - FRESH)
+    return set(states.values_list("gpu_id", flat=True))
+
+
+def _rightful(
+    source: MetricSource, gpu: Gpu, told: list[tuple[Target, Scrape]], problems: Counter[str]
+) -> Scrape | None:
+    """The scrape that may speak for a card: of its own node, or of its cluster where an address has many nodes.
+
+    Anything else is an incident: the card was claimed by another node, or by two.
+    """
+    own = [scrape for target, scrape in told if target.node is not None and target.node.pk == gpu.node_id]
+    shared = [
+        scrape for target, scrape in told if target.node is None and gpu.node.cluster_id == source.cluster_id
+    ]
+    others = sorted(
+        {target.node.name for target, _ in told if target.node is not None and target.node.pk != gpu.node_id}
+    )
+    for scrape in shared:
+        hosts = set().union(*(r.hosts for (uuid, _), r in scrape.readings.items() if uuid == gpu.uuid))
+        if len(hosts) > 1:
+            others += sorted(hosts - {gpu.node.name, gpu.node.hostname})
+            if not hosts & {gpu.node.name, gpu.node.hostname}:
+                shared = []
+    mine = (own or shared)[:1]
+    if others:
+        incident_open(
+            kind="gpu_uuid_twice",
+            dedupe_key=f"gpu_uuid_twice:{gpu.uuid}:source:{source.pk}",
+            severity=Incident.Severity.CRITICAL,
+            subject=gpu.node,
+            facts={"uuid": gpu.uuid, "reported_by": ", ".join(others)[:200], "belongs_to": gpu.node.name},
+        )
+    if not mine:
+        problems["foreign"] += 1
+        return None
+    return mine[0]
+
+
+def _remember(source: MetricSource, seen: list[tuple[Gpu, Reading]], at: datetime) -> int:
+    """Keep what was said of XIDs and workloads, and record each XID that is new; returns how many.
+
+    An exporter's count in its window that rose is an event; else a gauge that changed. The gauge is never cleared and
+    holds the last code only, so one that stood there at the first look is no event (pitfall P16).
+    """
+    if not seen:
+        return 0
+    events: list[dict[str, Any]] = []
+    with transaction.atomic():
+        MetricSource.objects.select_for_update(no_key=True).get(pk=source.pk)
+        before = {row.gpu_id: row for row in SourceCard.objects.filter(source=source)}
+        rows = []
+        for gpu, reading in seen:
+            last = before.get(gpu.pk)
+            for code in _new_xids(reading, last):
+                events.append(
+                    {
+                        "node_uid": str(gpu.node.uid),
+                        "gpu_uuid": gpu.uuid,
+                        "kind": "xid",
+                        "at": at.isoformat(),
+                        "data": {"xid": code, "reason": source.kind},
+                    }
+                )
+            counts = {str(code): count for code, count in reading.xid_counts.items()}
+            rows.append(
+                SourceCard(
+                    source=source,
+                    gpu=gpu,
+                    seen_at=at,
+                    xid=reading.xid,
+                    xid_counts=counts,
+                    workloads=reading.workloads[:20],
+                )
+            )
+        SourceCard.objects.bulk_create(
+            rows,
+            update_conflicts=True,
+            unique_fields=["source", "gpu"],
+            update_fields=["seen_at", "xid", "xid_counts", "workloads"],
+        )
+    for payload in events:
+        gpu_event_record(payload)
+    return len(events)
+
+
+def _new_xids(reading: Reading, last: SourceCard | None) -> list[int]:
+    known = last.xid_counts if last is not None else {}
+    counted = [code for code, count in reading.xid_counts.items() if count > known.get(str(code), 0)]
+    changed = last is not None and reading.xid and reading.xid != (last.xid or 0)
+    if changed and reading.xid is not None and reading.xid not in reading.xid_counts:
+        counted.append(reading.xid)
+    return sorted(counted)
