@@ -11,7 +11,16 @@ from pool.agent.procs import MARKER
 
 NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+OURS = frozenset(
+    ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "LD_PRELOAD", "LD_LIBRARY_PATH")
+)
+OUR_PREFIXES = ("CUDA_MPS_", "CUDA_DEVICE_MEMORY_", "CUDA_DEVICE_SM_")
 PASSED_ON = ("LANG", "LC_ALL", "LC_CTYPE", "TZ")
+
+
+def decides(name: str) -> bool:
+    """Whether a variable would change which devices, limits or code the job gets: the pool's to set alone."""
+    return name in OURS or name.startswith(OUR_PREFIXES)
 
 
 def device_variables(spec: dict[str, Any]) -> dict[str, str]:
@@ -22,9 +31,9 @@ def device_variables(spec: dict[str, Any]) -> dict[str, str]:
         result["NVIDIA_VISIBLE_DEVICES"] = "void"
     charge = spec.get("charge_milli")
     if devices and not spec.get("mig_uuids") and charge and 0 < int(charge) < 1000:
-        # MPS clients read these; without its daemon on the node they have no effect.
+        # MPS clients read these; without a daemon on the node (``mps``) they have no effect.
         result["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(max(1, -(-int(charge) // 10)))
-        limit = spec.get("gpu_mem_limit_mib") or spec.get("mem_limit_mib")
+        limit = spec.get("gpu_mem_limit_mib")
         if limit:
             result["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = ",".join(
                 f"{number}={int(limit)}M" for number in range(len(devices))
@@ -56,7 +65,12 @@ def rendezvous_variables(spec: dict[str, Any]) -> dict[str, str]:
 
 
 def build(
-    spec: dict[str, Any], account: Account, allocation: str, member: int, work_dir: str
+    spec: dict[str, Any],
+    account: Account,
+    allocation: str,
+    member: int,
+    work_dir: str,
+    more: dict[str, str] | None = None,
 ) -> dict[str, str]:
     """The whole environment. What the person set stands, except for the names that decide device and
     identity."""
@@ -66,7 +80,7 @@ def build(
     }
     result.update({name: os.environ[name] for name in PASSED_ON if os.environ.get(name)})
     for name, value in (spec.get("env") or {}).items():
-        if NAME.match(str(name)) and "\0" not in str(value):
+        if NAME.match(str(name)) and "\0" not in str(value) and not decides(str(name)):
             result[str(name)] = str(value)
     result.update(
         {
@@ -86,4 +100,5 @@ def build(
     )
     result.update(rendezvous_variables(spec))
     result.update(device_variables(spec))
+    result.update(more or {})
     return result

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from typing import Any
 
 from pool.agent import devices, files, hook, procs
@@ -43,6 +44,8 @@ class Job:
         self.spawned_at = time.monotonic()
         self.kill_at: float | None = None
         self.stop_told = False
+        self.on_end: Callable[[Job], None] = lambda _job: None
+        self.over_share = 0
         self.fetch_seconds = FETCH_SECONDS if self.meta.get("upload") else 0.0
         self.hooks: dict[str, subprocess.Popen[bytes] | None] = dict.fromkeys(self._cases())
         self.log = LogTail(self.path("output.log"), int(self.reported.get("offset") or 0), log_limit)
@@ -171,9 +174,14 @@ class Job:
             except OSError:
                 continue
 
-    def stop(self, signal_name: str, grace_s: float) -> None:
-        """Ask the shim to end the job. Asking again only shortens the grace."""
-        files.write_json(self.path("stop.json"), {"signal": signal_name, "grace_s": grace_s, "at": utc_now()})
+    def stop(self, signal_name: str, grace_s: float, error: dict[str, Any] | None = None) -> None:
+        """Ask the shim to end the job. Asking again only shortens the grace. ``error``: why the node ends it."""
+        order = {"signal": signal_name, "grace_s": grace_s, "at": utc_now()}
+        if error is not None:
+            if os.path.exists(self.path("stop.json")):
+                return  # it ends already
+            order["error"] = error
+        files.write_json(self.path("stop.json"), order)
         self.look()
         if self.run and self.shim_alive():
             try:
@@ -264,6 +272,7 @@ class Job:
         self._report_checkpoints()
         if self.exit is not None:
             devices.close(self.folder)  # before it is told: the next holder may come at once
+            self.on_end(self)
             self.tell()
             self._scrub()
         elif state != self.reported.get("state"):

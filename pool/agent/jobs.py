@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pool.agent import accounts, devices, environment, files, procs, transfer
+from pool.agent import accounts, containers, devices, environment, files, mps, procs, transfer
 from pool.agent.facts import boot_id
 from pool.agent.job import Job
 from pool.agent.nvml import utc_now
@@ -23,6 +23,8 @@ from pool.agent.outbox import Outbox
 log = logging.getLogger("gpupool.agent")
 SAFE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,80}$")
 KEEP_SECONDS = 7 * 86400
+LOOKS_OVER = 2
+OVER_GRACE = 10.0
 TELL_SECONDS = 86400
 
 
@@ -48,7 +50,9 @@ class Jobs:
         self.account_map: dict[str, str] = {}
         self.jobs: dict[tuple[str, int], Job] = {}
         self.watch: Callable[[int], None] = os.close  # what becomes of a new shim's pipe
+        self.daemons = mps.Daemons(state_dir)
         self.device_files: Callable[[list[str]], list[str]] = lambda _uuids: []
+        self.indexes: Callable[[], dict[str, int]] = dict  # card → index, as the driver counts now
 
     def adopt(self) -> None:
         """Take over every job folder. Log positions follow the messages that still wait in the outbox."""
@@ -65,7 +69,19 @@ class Jobs:
             key = (job.allocation, job.member)
             if queued.get(key, 0) > job.log.offset:
                 job.log.offset = queued[key]
-            self.jobs[key] = job
+            self._keep(key, job)
+        self.daemons.sweep(str(job.meta.get("mps")) for job in self.active() if job.meta.get("mps"))
+
+    def _keep(self, key: tuple[str, int], job: Job) -> None:
+        job.on_end = self._ended
+        self.jobs[key] = job
+
+    def _ended(self, job: Job) -> None:
+        """Before its end is told: what was set up for it alone is taken down, as the next holder may come at once."""
+        key = job.meta.get("mps")
+        if key:
+            others = any(one.meta.get("mps") == key for one in self.active() if one is not job)
+            self.daemons.release(str(key), f"{job.allocation}.{job.member}", others)
 
     def start(self, allocation: str, member: int, spec: dict[str, Any]) -> Job | None:
         """Carry out a start order; the second order for the same member changes nothing.
@@ -89,7 +105,7 @@ class Jobs:
             error = {"code": "node_storage", "detail": str(problem), "retryable": True}
             self.refuse(allocation, member, error)
             return None
-        self.jobs[(allocation, member)] = job
+        self._keep((allocation, member), job)
         job.report()
         self.watch(job.spawn())
         return job
@@ -106,10 +122,11 @@ class Jobs:
         if not SAFE.match(allocation):
             raise StartRefused("bad_order", "the allocation's id is not usable as a folder name")
         hold = bool(spec.get("hold"))
+        image = str(spec.get("image") or "")
         argv = [str(part) for part in spec.get("argv") or []]
-        if not argv and spec.get("command"):
+        if not argv and spec.get("command") and not image:
             argv = ["/bin/sh", "-c", str(spec["command"])]
-        if not argv and not hold:
+        if not argv and not hold and not image:
             raise StartRefused("bad_order", "neither a command nor a hold")
         if any("\0" in part for part in argv):
             raise StartRefused("bad_order", "the command holds a NUL character")
@@ -126,13 +143,16 @@ class Jobs:
             raise StartRefused("workdir_not_accessible", "the work folder belongs to another account")
         if account.switch:
             os.chown(work_dir, account.uid, account.gid)
+        daemon, variables, argv = self._surroundings(
+            spec, account, (allocation, member), work_dir, argv, bool(image)
+        )
         folder = os.path.join(self.root, f"{allocation}.{member}")
         shutil.rmtree(folder, ignore_errors=True)
         os.makedirs(folder, mode=0o700)
         order = {
             "argv": argv,
             "hold": hold,
-            "env": environment.build(spec, account, allocation, member, work_dir),
+            "env": variables,
             "account": {
                 "name": account.name,
                 "uid": account.uid,
@@ -151,11 +171,51 @@ class Jobs:
         meta.update(gpu_uuids=spec.get("gpu_uuids") or [], mig_uuids=spec.get("mig_uuids") or [])
         meta.update(account=account.name, wall_seconds=spec.get("wall_seconds"), hold=hold)
         meta.update(account_ids=order["account"], work_dir=work_dir, work_name=name)
-        meta.update(upload=bool(spec.get("upload")))
+        meta.update(upload=bool(spec.get("upload")), mps=daemon)
+        meta.update(gpu_mem_limit_mib=int(spec.get("gpu_mem_limit_mib") or 0) if mps.wanted(spec) else 0)
+        meta.update(over_share=str(spec.get("over_share") or "notice"))
         files.write_json(os.path.join(folder, "meta.json"), meta)
         if hold and account.switch:
             self._open_devices(folder, spec, account)
         return Job(folder, self.outbox, self.log_limit)
+
+    def _surroundings(
+        self,
+        spec: dict[str, Any],
+        account: accounts.Account,
+        key: tuple[str, int],
+        work_dir: str,
+        argv: list[str],
+        image: bool,
+    ) -> tuple[str | None, dict[str, str], list[str]]:
+        """(MPS daemon, environment, command) of a job."""
+        name = f"{key[0]}.{key[1]}"
+        daemon, more = self._limited(spec, account, name)
+        variables = environment.build(spec, account, key[0], key[1], work_dir, more)
+        if not image:
+            return daemon, variables, argv
+        variables = {name: value for name, value in variables.items() if not containers.steers(name)}
+        try:
+            wanted = dict(spec, container_folders=sorted(more.values()))
+            argv = containers.command(wanted, f"gpupool-{name}", work_dir, variables, self.indexes())
+        except containers.NoContainers as problem:
+            if daemon:
+                self.daemons.release(
+                    daemon, name, any(one.meta.get("mps") == daemon for one in self.active())
+                )
+            raise StartRefused(problem.code, str(problem)) from problem
+        return daemon, variables, argv
+
+    def _limited(
+        self, spec: dict[str, Any], account: accounts.Account, name: str
+    ) -> tuple[str | None, dict[str, str]]:
+        """(daemon, variables) for a fraction where this node has MPS; without it the share is watched only."""
+        if not mps.wanted(spec) or mps.program() is None:
+            return None, {}
+        try:
+            return self.daemons.ensure(dict(spec, limit_name=name), account)
+        except OSError as problem:
+            raise StartRefused("mps_not_started", str(problem), retryable=True) from problem
 
     def _open_devices(self, folder: str, spec: dict[str, Any], account: accounts.Account) -> None:
         """The person works on the cards directly: whole ones are theirs alone meanwhile."""
@@ -202,7 +262,7 @@ class Jobs:
         job = Job(folder, self.outbox, self.log_limit)
         job.give_up("exited", None, "", False)
         job.report()
-        self.jobs[(allocation, member)] = job
+        self._keep((allocation, member), job)
 
     def poll(self) -> None:
         """Compare every unfinished job with its folder; trouble with one stops none of the others."""
@@ -213,6 +273,23 @@ class Jobs:
                     job.report()
                 except (OSError, ValueError, KeyError, TypeError) as error:
                     log.error("job %s.%s: %r", job.allocation, job.member, error)
+
+    def judge_shares(self, rows: list[list[Any]]) -> list[tuple[Job, dict[str, int], bool]]:
+        """Fractions that use more memory than their share now: (job, {card: MiB}, first time). By the lease's policy
+        the work is ended after two looks in a row."""
+        found = []
+        for job in self.active():
+            limit = int(job.meta.get("gpu_mem_limit_mib") or 0)
+            used = mps.over_share(rows, job.allocation, job.gpu_uuids, limit) if limit else {}
+            if not used:
+                job.over_share = 0
+                continue
+            job.over_share += 1
+            found.append((job, used, job.over_share == 1))
+            if job.over_share >= LOOKS_OVER and job.meta.get("over_share") == "stop":
+                detail = ", ".join(f"{uuid}: {mib} MiB of {limit}" for uuid, mib in sorted(used.items()))
+                job.stop("SIGTERM", OVER_GRACE, {"code": "over_share", "detail": detail, "retryable": False})
+        return found
 
     def active(self) -> list[Job]:
         return [job for job in self.jobs.values() if job.exit is None]
@@ -233,11 +310,14 @@ class Jobs:
         for job in active:
             if found and job.run and job.run["pid"] in (found[2], found[3], pid):
                 return job
-        marker = procs.environment_marker(pid) if found and active else None
+        if not found or not active:
+            return None
+        marker = procs.environment_marker(pid)
         for job in active:
             if marker == f"{job.allocation}/{job.member}":
                 return job
-        return None
+        daemon = procs.environment_mark(pid, mps.MARK)  # its server counts as the first job's that uses it
+        return next((job for job in active if daemon and job.meta.get("mps") == daemon), None)
 
     def forget_old(self) -> None:
         """Remove folders of jobs that ended a week ago."""

@@ -62,19 +62,23 @@ def pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def environment_marker(pid: int) -> str | None:
-    """``allocation/member`` that a process was started for, from its environment; None when unreadable or
-    unmarked."""
+def environment_mark(pid: int, name: str) -> str | None:
+    """The value of one variable of a process; None when unreadable or not set."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as handle:
             data = handle.read(262144)
     except OSError:
         return None
-    key = MARKER.encode() + b"="
+    key = name.encode() + b"="
     for item in data.split(b"\0"):
         if item.startswith(key):
             return item[len(key) :].decode("utf-8", "replace")
     return None
+
+
+def environment_marker(pid: int) -> str | None:
+    """``allocation/member`` that a process was started for; None when unreadable or unmarked."""
+    return environment_mark(pid, MARKER)
 
 
 def descendants(root: int) -> set[int]:

@@ -17,7 +17,7 @@ import signal
 import time
 from typing import Any
 
-from pool.agent import PROTOCOL, VERSION, accounts, config, devices, facts, files, ws
+from pool.agent import PROTOCOL, VERSION, accounts, capabilities, config, devices, facts, files, ws
 from pool.agent.collector import DOWN_REASON, Collector
 from pool.agent.jobs import Jobs
 from pool.agent.kmsg import KernelLog
@@ -62,6 +62,7 @@ class Agent:
         self.sessions = Sessions(self.jobs, settings)
         self.telemetry = Telemetry(self.jobs)
         self.jobs.device_files = lambda uuids: devices.paths(self.telemetry.gpus, uuids)
+        self.jobs.indexes = lambda: {str(gpu["uuid"]): int(gpu["index"]) for gpu in self.telemetry.gpus}
         self.collector = Collector()
         self.kernel_log = KernelLog(os.environ.get("GPUPOOL_KMSG", "/dev/kmsg"))
         self.load = facts.HostLoad()
@@ -84,6 +85,7 @@ class Agent:
     def hello(self) -> dict[str, Any]:
         details = facts.machine()
         details.update(self.software, nvml=self.nvml, kernel_log=self.kernel_log.readable)
+        details["can"] = capabilities.found()
         details["address"] = self.socket.local_address if self.socket is not None else ""
         return {
             "t": "hello",
@@ -291,6 +293,12 @@ class Agent:
                 self._nvml_is(False, str(answer.get("reason")))
                 steady = False
         events = self.telemetry.digest(rows) if rows else []
+        for job, used, first in self.jobs.judge_shares(rows):
+            if first:
+                facts = {"allocation": job.allocation, "member": job.member, "used_mib": used}
+                facts["limit_mib"] = job.meta.get("gpu_mem_limit_mib")
+                facts["policy"] = job.meta.get("over_share")
+                events.append(event("over_share", utc_now(), next(iter(used)), facts))
         self.outbox.put({"t": "samples", "rows": rows, "host": self.load.read()})
         for item in [*events, *self.telemetry.xid_events(self.kernel_log.read(), told)]:
             self.outbox.put(item)

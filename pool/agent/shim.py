@@ -243,6 +243,7 @@ class Shim:
         """The whole life; returns the shim's own exit status."""
         wall = self.job.get("wall_seconds")
         limit = time.monotonic() + float(wall) if wall else None
+        why: dict[str, Any] | None = None
         while True:
             self.reap()
             if self.status is not None:
@@ -253,6 +254,7 @@ class Shim:
             if got == signal.SIGTERM or os.path.exists(self.path("stop.json")):
                 order = files.read_json(self.path("stop.json")) or {}
                 self.stop_reason = "stopped"
+                why = order.get("error")
                 grace = order.get("grace_s")
                 self.end(signal_number(order.get("signal")), DEFAULT_GRACE if grace is None else float(grace))
                 break
@@ -266,7 +268,7 @@ class Shim:
             number = os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else None
         elif self.job.get("hold"):
             code = 0
-        error = None
+        error = why
         if self.stop_reason == "wall_limit":
             error = {"code": "wall_limit", "detail": f"ended after {wall} s", "retryable": False}
         self.write_exit("exited", exit_code=code, signal=number, error=error, stopped=self.stop_reason)

@@ -21,10 +21,13 @@ def start_spec(member: AllocationMember) -> dict[str, Any]:
     """
     allocation = member.allocation
     request = allocation.request
-    if request.run_kind == request.RunKind.IMAGE:
-        raise TerminalFailure("image_not_supported", "container images need a Kubernetes or Slurm cluster")
+    image = request.run_kind == request.RunKind.IMAGE
+    lacks = (member.node.facts.get("can") or {}).get("containers") or {}
+    if image and not lacks.get("ok"):
+        why = lacks.get("reason") or "unknown"
+        raise TerminalFailure("image_not_supported", f"{member.node.name} runs no container images: {why}")
     hold = request.run_kind == request.RunKind.HOLD
-    if not hold and not request.command.strip():
+    if not hold and not image and not request.command.strip():
         raise TerminalFailure("nothing_to_run", "the request has no command")
     leases = list(
         Lease.objects.filter(allocation=allocation, member=member.number, ended_at=None)
@@ -37,6 +40,7 @@ def start_spec(member: AllocationMember) -> dict[str, Any]:
     return {
         "command": "" if hold else request.command,
         "hold": hold,
+        "image": request.image if image else "",
         "env": {
             **{str(name): str(value) for name, value in (request.environment or {}).items()},
             **request_variables(request),
@@ -46,6 +50,7 @@ def start_spec(member: AllocationMember) -> dict[str, Any]:
         "mig_uuids": mig_uuids,
         "charge_milli": fraction.charge if fraction else sum(lease.charge for lease in leases),
         "gpu_mem_limit_mib": fraction.memory_mib or None if fraction else None,
+        "over_share": member.node.cluster.settings.get("over_share") or "notice",
         "mem_limit_mib": member.memory_mib or None,
         "cpu_milli": member.cpu_milli or None,
         "user": allocation.holder.username,
