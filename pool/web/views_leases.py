@@ -98,6 +98,9 @@ def allocation_detail(request: HttpRequest, uid: Any) -> HttpResponse:
         "may_extend": allocation.is_open and mine and allocation.expires_at is not None,
         "may_revoke": allocation.is_open and not mine and policy.administers_pool,
         "runs_as_agent": any(m.node.run_as_root is False for m in members),
+        "away": next((m.node.cluster for m in members if m.node.cluster.away_since), None)
+        if allocation.state == Allocation.State.STOPPING
+        else None,
     }
     return render(request, "pool/allocation_detail.html", context)
 
