@@ -16,6 +16,7 @@ from monitoring.services.scrape import source_scrape
 from monitoring.services.sources import sources_claim
 from monitoring.services.waste_digest import digest_send
 from monitoring.services.watching import watch_keep, watch_look
+from monitoring.services.what_if import scenario_play, scenarios_sweep
 from portal.ops.services import task_run
 
 
@@ -54,12 +55,19 @@ def make_export(job_id: int) -> None:
     export_make(job_id=job_id)
 
 
+@shared_task(name="monitoring.play_scenario", queue="reports", ignore_result=True)
+def play_scenario(scenario_id: int) -> None:
+    """One what-if, in a process of its own."""
+    scenario_play(scenario_id=scenario_id)
+
+
 @shared_task(name="monitoring.send_reports", queue="reports", ignore_result=True)
 def send_reports() -> None:
     """Scheduled reports that are due; files that were left or have expired."""
     with task_run("monitoring.send_reports") as facts:
         facts["sent"] = reports_send()
         facts.update(exports_sweep())
+        facts["what_ifs"] = scenarios_sweep()
 
 
 @shared_task(name="monitoring.watch", queue="ingest", ignore_result=True)

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from django.urls import path
+from django.urls import path, re_path
 
-from monitoring.web import fragments, views_exports, views_gpu, views_reports, views_wall, views_waste
+from monitoring.web import (
+    fragments,
+    views_exports,
+    views_gpu,
+    views_reports,
+    views_wall,
+    views_waste,
+    views_what_if,
+)
 
 app_name = "monitoring"
 urlpatterns = [
@@ -35,6 +43,13 @@ urlpatterns = [
     path("reports/runs/<uuid:uid>/", views_reports.report_run_page, name="report-run"),
     path("reports/runs/<uuid:uid>/file/", views_reports.report_run_file, name="report-run-file"),
     path("reports/saved/<uuid:uid>/forget/", views_reports.report_forget_view, name="report-forget"),
+    path("reports/what-if/", views_what_if.what_ifs, name="what-ifs"),
+    path("reports/what-if/<uuid:uid>/", views_what_if.what_if, name="what-if"),
+    re_path(
+        r"^reports/what-if/(?P<uid>[0-9a-f-]{36})/(?P<act>share|unshare|forget)/$",
+        views_what_if.what_if_act,
+        name="what-if-act",
+    ),
     path("reports/waste/card/", views_reports.report_waste_card, name="report-waste-card"),
     path("reports/<slug:code>/", views_reports.report, name="report"),
     path("reports/<slug:code>/file/", views_reports.report_file, name="report-file"),

@@ -10,6 +10,7 @@ from monitoring.api.finding_views import FindingViewSet
 from monitoring.api.report_views import ReportViewSet
 from monitoring.api.source_views import SourceViewSet
 from monitoring.api.views import AllocationHistoryView, HistoryView, SamplesView, StateView
+from monitoring.api.what_if_views import WhatIfReportViewSet
 
 _LIST: Any = {"get": "list"}
 router_entries: list[tuple[str, Any, str]] = [
@@ -23,5 +24,11 @@ urlpatterns_v1: list[Any] = [
     path("allocations/<uuid:uid>/history/", AllocationHistoryView.as_view(_LIST), name="allocation-history"),
     path("reports/", ReportViewSet.as_view(_LIST), name="report-kinds"),
     path("reports/runs/<uuid:uid>/", ReportViewSet.as_view({"get": "run"}), name="report-run"),
+    path("what-ifs/", WhatIfReportViewSet.as_view({"get": "list", "post": "create"}), name="what-ifs"),
+    path(
+        "what-ifs/<uuid:uid>/",
+        WhatIfReportViewSet.as_view({"get": "retrieve", "patch": "share", "delete": "destroy"}),
+        name="what-if",
+    ),
     path("reports/<slug:code>/", ReportViewSet.as_view({"get": "retrieve", "post": "keep"}), name="report"),
 ]

@@ -8,7 +8,8 @@ from django import template
 
 from monitoring.web import report_figures
 from portal.kernel import tables
-from quotas.templatetags.money_tags import exact, hours_exact
+from portal.web import formats
+from quotas.templatetags.money_tags import MINUS, exact, hours_exact
 
 register = template.Library()
 
@@ -17,6 +18,15 @@ register = template.Library()
 def shown(value: Any, kind: str) -> str:
     """``{{ value|shown:column.kind }}``: rounded for reading."""
     return report_figures.shown(value, kind)
+
+
+@register.filter
+def change_shown(value: Any, kind: str) -> str:
+    """``{{ row.difference|change_shown:row.kind }}``: a difference with its sign; a dash where there is none."""
+    if value is None:
+        return formats.DASH
+    size = formats.duration(abs(value)) if kind == tables.SECONDS else report_figures.shown(abs(value), kind)
+    return f"{'+' if value > 0 else MINUS}{size}" if value else size
 
 
 @register.filter

@@ -64,6 +64,7 @@ def reports(request: HttpRequest) -> HttpResponse:
         for s in rows
     ]
     context = {
+        "everything": everything,
         "kinds": [k for k in KINDS.values() if everything or not k.pool_only],
         "saved": saved_rows,
         "runs": [(r, KINDS[r.kind]) for r in runs[:20] if r.kind in KINDS],
