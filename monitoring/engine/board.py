@@ -16,7 +16,20 @@ import numpy as np
 import numpy.typing as npt
 
 from monitoring.engine import frames
-from monitoring.engine.tiles import CODE, DOWN, STATES, TileFacts, is_stale, tile_state
+from monitoring.engine.tiles import (
+    CODE,
+    DOWN,
+    STALE_MS,
+    STATES,
+    TileFacts,
+    settled,
+    states_at,
+    tile_state,
+)
+
+HOLE_MS = 300_000
+_SLOTS = 1 << 16
+"""Keys of cells are card × this + slot, so that samples find theirs by bisection."""
 
 
 @dataclass(slots=True)
@@ -98,6 +111,12 @@ class Board:
     def __post_init__(self) -> None:
         n = len(self.cells)
         self.index: dict[tuple[int, int], int] = {(c.gpu_id, c.slot): i for i, c in enumerate(self.cells)}
+        self.gpu_ids = np.fromiter((c.gpu_id for c in self.cells), np.int64, n)
+        slots = np.fromiter((c.slot for c in self.cells), np.int64, n)
+        self.is_card = slots == 0
+        keys = self.gpu_ids * _SLOTS + slots
+        self._order = np.argsort(keys, kind="stable")
+        self._keys = keys[self._order]
         self.at = np.zeros(n, np.int64)
         self.quiet_since = np.zeros(n, np.int64)
         self.util = np.full(n, frames.NONE16, np.int16)
@@ -109,30 +128,57 @@ class Board:
         self.procs = np.zeros(n, np.int16)
         self.latched = np.zeros(n, bool)
         self.columns = np.zeros(n, frames.CELLS)
+        # What facts alone decide, worked out where they changed (`dirty`), and where a sample came (`moved`)
+        self.strong = np.zeros(n, np.uint8)
+        self.weak = np.zeros(n, np.uint8)
+        self.held_since = np.zeros(n, np.int64)
         self.dirty: set[int] = set(range(n))
+        self.moved = np.zeros(n, bool)
         text = "|".join(f"{c.uid}:{c.slot}:{c.profile}:{c.start}" for c in self.cells)
         self.version = zlib.crc32(text.encode())
 
-    def take(self, records: npt.NDArray[Any]) -> list[int]:
-        """Take samples of the bus (`frames.BUS`); older than the last one are left out. Returns the cells changed."""
-        changed = []
-        for record in records:
-            i = self.index.get((int(record["gpu"]), int(record["slot"])))
-            at = int(record["at"])
-            if i is None or at < self.at[i]:
-                continue
-            quiet = int(record["quiet"])
-            if quiet & 3 != 1:
-                self.quiet_since[i] = 0
-            elif not self.quiet_since[i] or at - self.at[i] > 300_000:
-                self.quiet_since[i] = at
-            self.at[i] = at
-            for name in ("util", "sm", "temp", "mem_used", "mem_total", "power", "procs"):
-                getattr(self, name)[i] = record[name]
-            self.latched[i] = bool(quiet & 4)
-            changed.append(i)
-        self.dirty.update(changed)
-        return changed
+    def take(self, records: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """Take samples of the bus (`frames.BUS`); older than the last one are left out. Returns the cells changed.
+
+        Records of one cell are taken in their order, all others at once.
+        """
+        changed: list[npt.NDArray[np.int64]] = []
+        while len(records):
+            cells = self._find(records)
+            known = cells >= 0
+            records, cells = records[known], cells[known]
+            _values, first = np.unique(cells, return_index=True)
+            changed.append(self._take_once(records[first], cells[first]))
+            if len(first) == len(records):
+                break
+            rest = np.ones(len(records), bool)
+            rest[first] = False
+            records = records[rest]
+        return np.unique(np.concatenate(changed)) if changed else np.zeros(0, np.int64)
+
+    def _find(self, records: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """The cell of each record; −1 for one that is not on the board."""
+        if not len(self._keys):
+            return np.full(len(records), -1, np.int64)
+        slots = records["slot"].astype(np.int64)
+        keys = records["gpu"] * _SLOTS + slots
+        places = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+        fits = (self._keys[places] == keys) & (slots >= 0) & (slots < _SLOTS)
+        return np.where(fits, self._order[places], -1)
+
+    def _take_once(self, records: npt.NDArray[Any], cells: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Records of cells that differ from one another."""
+        newer = records["at"] >= self.at[cells]
+        records, cells = records[newer], cells[newer]
+        at, before, since = records["at"], self.at[cells], self.quiet_since[cells]
+        begins = (since == 0) | (at - before > HOLE_MS)
+        self.quiet_since[cells] = np.where(records["quiet"] & 3 != 1, 0, np.where(begins, at, since))
+        self.at[cells] = at
+        for name in ("util", "sm", "temp", "mem_used", "mem_total", "power", "procs"):
+            getattr(self, name)[cells] = records[name]
+        self.latched[cells] = records["quiet"] & 4 != 0
+        self.moved[cells] = True
+        return cells
 
     @property
     def measures_sm(self) -> bool:
@@ -149,10 +195,21 @@ class Board:
             self.facts[i], at_ms=int(self.at[i]), quiet_since_ms=int(self.quiet_since[i]), now_ms=now_ms
         )
 
-    def refresh(self, now_ms: int, *, everything: bool = False) -> npt.NDArray[np.int64]:
-        """Work out the frame columns of dirty cells (or of all: ages pass by themselves); returns what differs."""
-        which = np.arange(len(self.cells)) if everything else np.array(sorted(self.dirty), dtype=np.int64)
+    def _settle(self) -> None:
+        """Work out again what the facts of dirty cells decide by themselves."""
+        for i in self.dirty:
+            fact = self.facts[i]
+            self.strong[i], self.weak[i] = settled(fact)
+            self.held_since[i] = fact.held_since_ms
+        self.moved[list(self.dirty)] = True
         self.dirty.clear()
+
+    def refresh(self, now_ms: int, *, everything: bool = False) -> npt.NDArray[np.int64]:
+        """Work out the frame columns of cells with news (or of all: ages pass by themselves); returns what differs."""
+        if self.dirty:
+            self._settle()
+        which = np.arange(len(self.cells)) if everything else np.flatnonzero(self.moved)
+        self.moved[:] = False
         if not len(which):
             return which
         before = self.columns[which].copy()
@@ -164,57 +221,56 @@ class Board:
         fresh["temp"] = np.where(temp == frames.NONE16, frames.NA8, np.clip(temp, 0, 254))
         power = self.power[which]
         fresh["power"] = np.where(power < 0, frames.NA16, np.clip((power + 500) // 1000, 0, 65534))
-        flags = np.zeros(len(which), np.uint8)
-        states = np.zeros(len(which), np.uint8)
-        for k, i in enumerate(which):
-            states[k] = CODE[self.state_of(int(i), now_ms)]
-            stale = is_stale(at_ms=int(self.at[i]), now_ms=now_ms)
-            flags[k] = (frames.FLAG_STALE if stale else 0) | (frames.FLAG_LATCHED if self.latched[i] else 0)
-        fresh["state"], fresh["flags"] = states, flags
+        at = self.at[which]
+        fresh["state"] = states_at(
+            strong=self.strong[which],
+            weak=self.weak[which],
+            held_since_ms=self.held_since[which],
+            at_ms=at,
+            quiet_since_ms=self.quiet_since[which],
+            now_ms=now_ms,
+        )
+        stale = (at > 0) & (now_ms - at > STALE_MS)
+        fresh["flags"] = stale * frames.FLAG_STALE + self.latched[which] * frames.FLAG_LATCHED
         self.columns[which] = fresh
         different: npt.NDArray[np.int64] = which[before != fresh]
         return different
 
     def cards(self) -> Iterable[int]:
         """Cells that are whole cards."""
-        return (i for i, cell in enumerate(self.cells) if cell.slot == 0)
+        return np.flatnonzero(self.is_card).tolist()  # type: ignore[no-any-return]
 
     def counts(self) -> dict[str, int]:
         """Cards by state (of the last `refresh`)."""
-        codes = self.columns["state"].tolist()
-        out = dict.fromkeys(STATES, 0)
-        for i in self.cards():
-            out[STATES[codes[i]]] += 1
-        return out
+        found = np.bincount(self.columns["state"][self.is_card], minlength=len(STATES))
+        return dict(zip(STATES, found.tolist(), strict=True))
 
     def sums(self, chosen: Iterable[int] | None = None) -> Sums:
         """The sums of these cards (all of them by default), by the states of the last `refresh`."""
-        part = dict.fromkeys(
-            ("allocated", "free", "stranded", "cordoned", "outside", "maintenance", "down"), 0
+        cards = np.flatnonzero(self.is_card) if chosen is None else np.fromiter(chosen, np.int64)
+        state = self.columns["state"][cards]
+        charge = np.fromiter((self.held[i].charge for i in cards), np.int64, len(cards))
+        charge = np.minimum(charge, 1000)
+        silent = state == CODE["no_data"]
+        broken = np.isin(state, [CODE[name] for name in DOWN])
+        # A card that is suspect takes no new work until it is judged.
+        down = broken | (silent & (charge == 0)) | (state == CODE["suspect"])
+        whole = {name: state == CODE[name] for name in ("maintenance", "cordoned", "no_lease")}
+        works = ~(down | whole["maintenance"] | whole["cordoned"] | whole["no_lease"])
+        split = cards[works & (state == CODE["split"])]
+        stranded = sum(self.stranded(int(i)) for i in split)
+        allocated = int(charge[works].sum())
+        return Sums(
+            installed=1000 * len(cards),
+            allocated=allocated,
+            free=1000 * int(works.sum()) - allocated - stranded,
+            stranded=stranded,
+            cordoned=1000 * int(whole["cordoned"].sum()),
+            outside=1000 * int(whole["no_lease"].sum()),
+            maintenance=1000 * int(whole["maintenance"].sum()),
+            down=1000 * int(down.sum()),
+            with_data=int(((self.at[cards] > 0) & ~silent & ~broken).sum()),
         )
-        cards = with_data = 0
-        codes, seen = self.columns["state"].tolist(), self.at.tolist()
-        for i in self.cards() if chosen is None else chosen:
-            cards += 1
-            state = STATES[codes[i]]
-            with_data += seen[i] > 0 and state != "no_data" and state not in DOWN
-            charge = min(1000, self.held[i].charge)
-            if state in DOWN or (state == "no_data" and not charge):
-                part["down"] += 1000
-            elif state == "maintenance":
-                part["maintenance"] += 1000
-            elif state == "cordoned":
-                part["cordoned"] += 1000
-            elif state == "suspect":
-                part["down"] += 1000  # takes no new work until it is judged
-            elif state == "no_lease":
-                part["outside"] += 1000
-            else:
-                stranded = self.stranded(i) if state == "split" else 0
-                part["allocated"] += charge
-                part["stranded"] += stranded
-                part["free"] += 1000 - charge - stranded
-        return Sums(installed=1000 * cards, with_data=with_data, **part)
 
     def stranded(self, i: int) -> int:
         """Milli-GPU of a split card that its layout leaves to nobody, by compute slices."""

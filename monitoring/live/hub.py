@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import numpy as np
 import redis.asyncio
 import structlog
 from asgiref.sync import sync_to_async
@@ -213,7 +214,11 @@ class Hub:
             self.reload_all = self.reload_all or bool(content.get("inventory"))
             return
         touched: dict[CellOutlet, set[int]] = {}
-        for i in self.board.take(content):
+        changed = self.board.take(content)
+        if not self.cells:
+            return
+        followed = np.isin(self.board.gpu_ids[changed], list(self.cells))
+        for i in changed[followed].tolist():
             for outlet in self.cells.get(self.board.cells[i].gpu_id, ()):
                 touched.setdefault(outlet, set()).add(i)
         for outlet, cells in touched.items():

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from monitoring.engine import frames
 from monitoring.engine.board import Board, Cell, Holding, NodeRow
@@ -98,7 +100,7 @@ def record(gpu: int, at: int = NOW, **more: int) -> np.ndarray:
 def test_board_takes_newer_samples_only_and_says_what_changed() -> None:
     b = board()
     assert list(b.refresh(NOW, everything=True)) == [0, 1, 2] or b.columns["state"][0] == CODE["no_data"]
-    assert b.take(record(11)) == [1] and b.take(record(11, at=NOW - 5)) == [] and b.take(record(99)) == []
+    assert [b.take(r).tolist() for r in (record(11), record(11, at=NOW - 5), record(99))] == [[1], [], []]
     assert list(b.refresh(NOW)) == [1]
     cell = b.columns[1]
     assert (cell["busy"], cell["sm"], cell["mem"], cell["temp"], cell["power"]) == (
@@ -204,3 +206,64 @@ def test_stranded_counts_the_compute_slices_of_that_card() -> None:
     b.take(record(1))
     b.refresh(NOW, everything=True)
     assert (b.sums().stranded, b.sums().free) == (250, 750)
+
+
+facts_of = st.builds(
+    TileFacts,
+    condition=st.sampled_from(["ok", "suspect", "fault", "vanished"]),
+    cordoned=st.booleans(),
+    health=st.sampled_from(["ok", "late", "suspect", "lost"]),
+    schedulable=st.sampled_from(["open", "cordoned", "draining", "maintenance"]),
+    lease=st.sampled_from(["", "reserved", "starting", "running", "stopping"]),
+    reclaim=st.booleans(),
+    reserved=st.booleans(),
+    split=st.booleans(),
+    foreign=st.booleans(),
+    held_since_ms=st.sampled_from([0, NOW - IDLE_MS, NOW - 1000]),
+)
+moments = st.sampled_from(
+    [0, NOW - NO_DATA_MS - 1, NOW - NO_DATA_MS, NOW - IDLE_MS, NOW - IDLE_MS + 1, NOW - 5]
+)
+
+
+@given(tiles=st.lists(st.tuples(facts_of, moments, moments), min_size=1, max_size=40))
+def test_all_tiles_at_once_have_the_states_that_each_has_by_itself(
+    tiles: list[tuple[TileFacts, int, int]],
+) -> None:
+    cells = [Cell(k + 1, 0, f"u{k}", 0, k) for k in range(len(tiles))]
+    node = NodeRow(1, "n", "n1", 0, "M", "m", list(range(len(cells))))
+    b = Board([(1, "s", "S")], [node], cells, [facts for facts, _at, _q in tiles], [Holding() for _ in tiles])
+    b.at[:] = [at for _facts, at, _quiet in tiles]
+    b.quiet_since[:] = [quiet for _facts, _at, quiet in tiles]
+    b.refresh(NOW)
+    alone = [tile_state(facts, at_ms=at, quiet_since_ms=quiet, now_ms=NOW) for facts, at, quiet in tiles]
+    assert [STATES[code] for code in b.columns["state"].tolist()] == alone
+    assert sum(b.counts().values()) == len(tiles)
+    sums = b.sums()
+    parts = (
+        sums.allocated,
+        sums.free,
+        sums.stranded,
+        sums.cordoned,
+        sums.outside,
+        sums.maintenance,
+        sums.down,
+    )
+    assert sum(parts) == sums.installed == 1000 * len(tiles)
+
+
+def test_several_samples_of_a_cell_in_one_message_are_taken_in_their_order() -> None:
+    cells = [Cell(7, 0, "a", 0, 0), Cell(5, 3, "b", 0, 1)]
+    node = NodeRow(1, "n", "n1", 0, "M", "m", [0, 1])
+    b = Board([(1, "s", "S")], [node], cells, [TileFacts(), TileFacts()], [Holding(), Holding()])
+    rows = np.zeros(4, frames.BUS)
+    rows["gpu"], rows["slot"] = [7, 7, 5, 7], [0, 0, 3, 0]
+    rows["at"] = [NOW, NOW + 10_000, NOW, NOW + 20_000]
+    rows["quiet"], rows["util"] = [1, 0, 1, 1], [5, 900, 7, 6]
+    assert b.take(rows).tolist() == [0, 1]
+    assert b.quiet_since.tolist() == [NOW + 20_000, NOW]  # the busy one in between began a new quiet time
+    assert b.util.tolist() == [6, 7]
+    late = np.zeros(1, frames.BUS)
+    late["gpu"], late["at"] = 7, NOW + 15_000
+    assert b.take(late).tolist() == []
+    assert b.util.tolist() == [6, 7]
