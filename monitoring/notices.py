@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.urls import reverse
 from django.utils.translation import gettext as _now
 from django.utils.translation import gettext_lazy as _
 
-from monitoring.models import Finding
+from monitoring.models import AlertRule, Finding
+from monitoring.services.alerts import alert_holders
 from monitoring.web.finding_words import advice_words
+from pool.models import Allocation
 from portal.notify import kinds
+from portal.notify.services.notices import notify
+from portal.ops.outbox import subscribe
 from portal.web import formats
 
 
@@ -64,3 +69,38 @@ kinds.register(
     icon="waste",
     prepare=_week,
 )
+kinds.register(
+    "monitoring.alert_on_mine",
+    _("%(rule)s: %(ref)s"),
+    _("An alert rule of the pool fires for %(card)s, which you hold. Look at what runs there."),
+    group="job",
+    label=_("An alert about my GPUs"),
+    tone="warn",
+    icon="warn",
+)
+
+
+def alert_opened(payload: dict[str, Any]) -> None:
+    """Subscriber of monitoring.alert_opened: the holders of the cards, once per opening, where the rule says so.
+
+    The administrators hear of it by the rule's incident.
+    """
+    rule = AlertRule.objects.filter(uid=payload.get("rule")).first()
+    if rule is None or not rule.tell_holder:
+        return
+    labels = dict(
+        rule.firings.filter(pk__in=[pk for pk, _key in payload["firings"]]).values_list("pk", "label")
+    )
+    for pk, (holder, uid) in sorted(alert_holders(firings=payload["firings"]).items()):
+        allocation = Allocation.objects.get(uid=uid)
+        notify(
+            user_ids=[holder],
+            kind="monitoring.alert_on_mine",
+            subject=allocation,
+            threshold=f"alert:{pk}",
+            params={"rule": rule.name, "ref": allocation.ref, "card": labels.get(pk, "")},
+            url=reverse("pool:allocation", args=[uid]),
+        )
+
+
+subscribe("monitoring.alert_opened", "monitoring.notices.alert_opened")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from celery import shared_task
 
+from monitoring.services.alerts import alerts_evaluate
 from monitoring.services.card_states import card_states_sweep
 from monitoring.services.day_sums import days_sum
 from monitoring.services.exports import export_make, exports_sweep
 from monitoring.services.findings import findings_sweep
+from monitoring.services.health import health_judge
 from monitoring.services.idleness import idle_judge
 from monitoring.services.partitions import partitions_keep
 from monitoring.services.report_runs import reports_send
@@ -103,3 +105,17 @@ def scrape_due() -> None:
 def scrape(source_id: int) -> None:
     """Fetch one source and write what it says."""
     source_scrape(source_id=source_id)
+
+
+@shared_task(name="monitoring.judge_health", queue="ingest", ignore_result=True)
+def judge_health() -> None:
+    """Counters and states of cards, clocks and drivers of nodes."""
+    with task_run("monitoring.judge_health") as facts:
+        facts.update(health_judge())
+
+
+@shared_task(name="monitoring.evaluate_alerts", queue="ingest", ignore_result=True)
+def evaluate_alerts() -> None:
+    """All alert rules."""
+    with task_run("monitoring.evaluate_alerts") as facts:
+        facts.update(alerts_evaluate())

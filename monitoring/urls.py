@@ -6,6 +6,7 @@ from django.urls import path, re_path
 
 from monitoring.web import (
     fragments,
+    views_alerts,
     views_exports,
     views_gpu,
     views_reports,
@@ -32,6 +33,9 @@ urlpatterns = [
     path("leases/<uuid:uid>/metrics/", views_gpu.allocation_metrics, name="allocation-metrics"),
     path("leases/<uuid:uid>/metrics.json", views_gpu.allocation_history, name="allocation-history"),
     path("leases/<uuid:uid>/metrics.csv", views_gpu.allocation_history_csv, name="allocation-history-csv"),
+    path("alerts/", views_alerts.alert_rules, name="alert-rules"),
+    path("alerts/new/", views_alerts.alert_rule, name="alert-rule-new"),
+    path("alerts/<uuid:uid>/", views_alerts.alert_rule, name="alert-rule"),
     path("waste/", views_waste.waste_page, name="waste"),
     path("waste/file/", views_waste.waste_file, name="waste-file"),
     path("waste/<uuid:uid>/", views_waste.finding_page, name="finding"),

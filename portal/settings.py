@@ -198,6 +198,8 @@ CELERY_BEAT_SCHEDULE = {
     "scrape-sources": {"task": "monitoring.scrape_due", "schedule": 5.0, "options": {"expires": 5.0}},
     "partitions": {"task": "monitoring.partitions", "schedule": 3600.0},
     "watch": {"task": "monitoring.watch", "schedule": 60.0},
+    "judge-health": {"task": "monitoring.judge_health", "schedule": 60.0},
+    "evaluate-alerts": {"task": "monitoring.evaluate_alerts", "schedule": 30.0},
     "find-waste": {"task": "monitoring.find_waste", "schedule": 300.0},
     "waste-digest": {"task": "monitoring.waste_digest", "schedule": 1800.0},
 }

@@ -6,6 +6,7 @@ from typing import Any
 
 from django.urls import path
 
+from monitoring.api.alert_views import AlertRuleViewSet, AlertViewSet
 from monitoring.api.finding_views import FindingViewSet
 from monitoring.api.report_views import ReportViewSet
 from monitoring.api.source_views import SourceViewSet
@@ -16,6 +17,8 @@ _LIST: Any = {"get": "list"}
 router_entries: list[tuple[str, Any, str]] = [
     ("telemetry/sources", SourceViewSet, "metric-source"),
     ("findings", FindingViewSet, "finding"),
+    ("alert-rules", AlertRuleViewSet, "alert-rule"),
+    ("alerts", AlertViewSet, "alert"),
 ]
 urlpatterns_v1: list[Any] = [
     path("telemetry/state/", StateView.as_view(_LIST), name="telemetry-state"),

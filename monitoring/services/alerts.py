@@ -41,6 +41,7 @@ FIELDS = (
     "active",
 )
 MOST_NAMED = 50
+LEAST = -10_000_000
 
 
 def alert_rule_save(
@@ -93,6 +94,8 @@ def alert_rule_save(
 def _check(row: AlertRule) -> None:
     try:
         row.clean_fields()
+        if row.threshold < LEAST:
+            raise ValidationError({"threshold": _("It is too small.")})
     except ValidationError as error:
         problems = [
             {"pointer": name, "detail": str(text)}

@@ -55,6 +55,83 @@ WORDS: dict[str, tuple[Text, Text, Text]] = {
         _("A GPU behaves oddly; it takes no new work until it is judged."),
         _("Look at its errors and temperature; clear the condition on its page once it is well."),
     ),
+    "alert": (
+        _("Alert rule fires"),
+        _("A measure has been beyond the threshold of an alert rule for as long as the rule says."),
+        _("See below what it is about; it closes by itself when nothing is beyond the threshold."),
+    ),
+    "gpu_ecc": (
+        _("Uncorrectable memory errors"),
+        _("The counter of uncorrectable ECC errors of a GPU grew."),
+        _("Test the card when it is empty; clear its condition once it is well, or replace it."),
+    ),
+    "gpu_ecc_replace": (
+        _("Too many memory errors"),
+        _("The card itself says that its memory errors passed the limit for replacement."),
+        _("Open a case with the vendor; the card takes no new work."),
+    ),
+    "gpu_remap_failed": (
+        _("Row remapping failed"),
+        _("The GPU has no spare memory rows left for a faulty one."),
+        _("Replace the card; it takes no new work."),
+    ),
+    "gpu_remap_pending": (
+        _("Reset needed to remap memory"),
+        _("A faulty memory row is set aside at the next reset of the GPU."),
+        _("Reset the card when it is empty; it closes by itself then."),
+    ),
+    "gpu_throttled": (
+        _("GPU throttled by heat"),
+        _("Its clocks have been held down by heat while it worked."),
+        _("Look at airflow, fans and inlet temperature; compare with the neighbours of the card."),
+    ),
+    "gpu_power_brake": (
+        _("GPU throttled by its power supply"),
+        _("The node's power supply holds the GPU down."),
+        _("Look at the power supplies and cables of the node."),
+    ),
+    "gpu_link_width": (
+        _("PCIe link narrower than it should be"),
+        _("The GPU runs with fewer PCIe lanes than it has."),
+        _("Reseat the card or its riser; look for corrected errors in the kernel log."),
+    ),
+    "gpu_link_gen": (
+        _("PCIe link slower than it should be"),
+        _("The GPU works at a lower PCIe generation than it can."),
+        _("Look at firmware settings and the riser of the card."),
+    ),
+    "gpu_nvlink": (
+        _("NVLinks missing"),
+        _("The GPU has fewer NVLinks up than the others of its node."),
+        _("Look at the NVLink state on the node; a reset or a restart may bring them back."),
+    ),
+    "gpu_fan_error": (
+        _("Fan cannot be read"),
+        _("The driver answers with an error where the fan's speed is due."),
+        _("Look at the fan and its connector; the card takes no new work."),
+    ),
+    "gpu_power_error": (
+        _("Power cannot be read"),
+        _("The driver answers with an error where the card's power is due."),
+        _("Look at the power cables of the card; it takes no new work."),
+    ),
+    "gpu_reset_required": (
+        _("GPU asks for a reset"),
+        _("The driver says that the GPU has to be reset before it works again."),
+        _("Reset it, or restart the node when it is empty."),
+    ),
+    "node_clock": (
+        _("Clock of a node runs wrong"),
+        _(
+            "The node's clock differs from that of the installation; times of its samples are corrected by it."
+        ),
+        _("Look at time synchronisation (chrony, NTP) on the node."),
+    ),
+    "node_driver": (
+        _("Driver differs from the node's group"),
+        _("The NVIDIA driver of a node is another one than most nodes with these cards have."),
+        _("Bring it to the same version, or plan maintenance for the others."),
+    ),
     "gpu_vanished": (
         _("GPU vanished"),
         _("The node no longer sees a GPU that it had."),
