@@ -41,6 +41,12 @@ def _withdrawn(params: kinds.Params) -> kinds.Params:
     return {**params, "why": withdrawn_words(str(params.get("why", "")))}
 
 
+def _over(params: kinds.Params) -> kinds.Params:
+    stops = params.get("policy") == "stop"
+    what = _("It is ended unless it uses less.") if stops else _("Ask for a larger share, or use less.")
+    return {**params, "what": str(what)}
+
+
 kinds.register(
     "pool.allocation_started",
     _("%(ref)s runs on %(nodes)s"),
@@ -128,8 +134,27 @@ kinds.register(
     icon="clock",
     prepare=_reasons,
 )
+kinds.register(
+    "pool.over_share",
+    _("%(ref)s uses more GPU memory than its share"),
+    _("%(used_mib)s MiB of %(limit_mib)s MiB on %(node)s. %(what)s"),
+    urgent=True,
+    group="job",
+    label=_("My work uses more than its share"),
+    tone="warn",
+    icon="memory",
+    prepare=_over,
+)
 
 FAILED = frozenset({Allocation.EndReason.FAILED, Allocation.EndReason.START_FAILED})
+
+
+def on_over_share(payload: dict[str, Any]) -> None:
+    """Its memory is over its share: once for each time."""
+    allocation = _allocation(payload)
+    if allocation is not None:
+        params = {name: payload.get(name) for name in ("used_mib", "limit_mib", "node", "policy")}
+        _tell(allocation, "pool.over_share", params, threshold=_stamp(str(payload.get("told_at") or "")))
 
 
 def on_idle(payload: dict[str, Any]) -> None:
@@ -224,3 +249,4 @@ subscribe("pool.allocation_reclaim", "pool.notices.on_reclaim")
 subscribe("pool.allocation_ended", "pool.notices.on_ended")
 subscribe("pool.allocation_idle", "pool.notices.on_idle")
 subscribe("pool.reclaim_withdrawn", "pool.notices.on_withdrawn")
+subscribe("pool.over_share", "pool.notices.on_over_share")

@@ -39,5 +39,7 @@ for topic in (
     "pool.policy_published",
 ):
     subscribe(topic, "pool.subscriptions.plan_soon")
+subscribe("pool.agent_event", "pool.services.layouts.layout_answered")
+subscribe("pool.agent_event", "pool.services.work_news.work_news")
 subscribe("quotas.let_go", "pool.subscriptions.let_go")
 subscribe("accounts.user_suspended", "pool.subscriptions.user_suspended")

@@ -1,4 +1,4 @@
-"""The first code to run: the four inner programs are told apart here with few imports, as every job pays for
+"""The first code to run: the inner programs are told apart here with few imports, as every job pays for
 one."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ import sys
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the shim, a checkpoint command, a session, the collector's child, or the command line."""
+    """Run an inner program (shim, checkpoint, session, layout, collector) or the command line."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["_shim"] and len(arguments) >= 2:
         from pool.agent import shim
@@ -21,6 +21,14 @@ def main(argv: list[str] | None = None) -> int:
         from pool.agent import session
 
         return session.main(arguments[1], int(arguments[2]))
+    if arguments[:1] == ["_health"] and len(arguments) == 2:
+        from pool.agent import health
+
+        return health.main(arguments[1])
+    if arguments[:1] == ["_layout"] and len(arguments) == 2:
+        from pool.agent import mig
+
+        return mig.main(arguments[1])
     if arguments[:1] == ["_collect"]:
         from pool.agent import collector
 

@@ -173,7 +173,7 @@ class Jobs:
         meta.update(account_ids=order["account"], work_dir=work_dir, work_name=name)
         meta.update(upload=bool(spec.get("upload")), mps=daemon)
         meta.update(gpu_mem_limit_mib=int(spec.get("gpu_mem_limit_mib") or 0) if mps.wanted(spec) else 0)
-        meta.update(over_share=str(spec.get("over_share") or "notice"))
+        meta.update(over_share=str(spec.get("over_share") or "notice"), health=spec.get("health") or None)
         files.write_json(os.path.join(folder, "meta.json"), meta)
         if hold and account.switch:
             self._open_devices(folder, spec, account)

@@ -18,7 +18,9 @@ import time
 from typing import Any
 
 from pool.agent import PROTOCOL, VERSION, accounts, capabilities, config, devices, facts, files, ws
-from pool.agent.collector import DOWN_REASON, Collector
+from pool.agent.collector import DOWN_REASON, Collector, self_command, self_environment
+from pool.agent.health import Health
+from pool.agent.job import Job
 from pool.agent.jobs import Jobs
 from pool.agent.kmsg import KernelLog
 from pool.agent.nvml import utc_now
@@ -33,6 +35,7 @@ SAMPLE_SECONDS = 10.0
 JOB_POLL_SECONDS = 0.25
 INVENTORY_SECONDS = 60.0
 SILENCE_SECONDS = 45.0
+LAYOUT_SECONDS = 120.0
 BACKOFF = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 REFUSED_BACKOFF = float(os.environ.get("GPUPOOL_AGENT_REFUSED_SECONDS", "60"))
 
@@ -73,6 +76,8 @@ class Agent:
         self.socket: ws.WebSocket | None = None
         self.welcomed = False
         self.refusal: dict[str, Any] | None = None
+        self.health = Health(self._tell_health)
+        self._layouts: list[asyncio.Future[None]] = []
         self._wake = asyncio.Event()
         self._done = asyncio.Event()
         self._job_news = asyncio.Event()
@@ -141,11 +146,13 @@ class Agent:
         elif kind == "check_free":
             member = int(message.get("member") or 0)
             await self._check_free(str(message["allocation"]), member, list(message.get("gpu_uuids") or []))
+        elif kind == "layout":
+            self._layouts.append(asyncio.ensure_future(self._layout(message)))
         elif kind == "remote":
             self.sessions.begin(message)
         elif kind == "refused":
             self.refusal = {"code": message.get("code"), "detail": message.get("detail")}
-        if kind in ("start", "checkpoint", "stop", "check_free") and message.get("command"):
+        if kind in ("start", "checkpoint", "stop", "check_free", "layout") and message.get("command"):
             await self.send({"t": "command_ack", "command": message["command"]})
 
     async def _start(self, allocation: str, member: int, spec: dict[str, Any]) -> None:
@@ -161,6 +168,19 @@ class Agent:
                 self.jobs.refuse(allocation, member, error)
                 return
         self.jobs.start(allocation, member, spec)
+
+    async def _layout(self, message: dict[str, Any]) -> None:
+        """Split a card anew, in a child process; told as an event, and by the inventory that shows the slices."""
+        uuid = str(message.get("gpu_uuid") or "")
+        order = {"gpu_uuid": uuid, "profiles": message.get("profiles") or []}
+        if any(uuid in job.gpu_uuids for job in self.jobs.active()):
+            answer = {"ok": False, "code": "card_in_use", "detail": "work of the pool runs on it"}
+        else:
+            answer = await _child_answer(self_command("_layout", json.dumps(order)))
+        kind = "layout_done" if answer.get("ok") else "layout_failed"
+        facts = {name: str(answer.get(name) or "")[:500] for name in ("code", "detail")}
+        self.outbox.put(event(kind, utc_now(), uuid, dict(facts, task=str(message.get("task") or ""))))
+        await self._take_inventory()
 
     async def _check_free(self, allocation: str, member: int, uuids: list[str]) -> None:
         answer = await self.collector.ask("sample") if uuids else {"ok": True, "rows": []}
@@ -330,6 +350,10 @@ class Agent:
         self.nvml = {"ok": ok, "reason": reason}
         return changed
 
+    def _tell_health(self, job: Job, ok: bool, facts: dict[str, Any]) -> None:
+        told = {"allocation": job.allocation, "member": job.member, "ok": ok, **facts}
+        self.outbox.put(event("health", utc_now(), None, told))
+
     def _watch(self, news: int) -> None:
         """Poll at once when this shim has news, not only at the next turn."""
         loop = asyncio.get_event_loop()
@@ -351,6 +375,7 @@ class Agent:
         while not self._done.is_set():
             try:
                 self.jobs.poll()
+                self.health.turn(self.jobs.active())
                 if time.monotonic() - cleaned > 3600:
                     self.jobs.forget_old()
                     cleaned = time.monotonic()
@@ -415,6 +440,31 @@ class Agent:
         self._write_status()
         for task in finished:
             task.result()
+
+
+async def _child_answer(command: list[str]) -> dict[str, Any]:
+    """The JSON object that an inner program prints; one that crashes or hangs is an answer too."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env=self_environment(),
+        start_new_session=True,
+    )
+    try:
+        out, _ = await asyncio.wait_for(process.communicate(), LAYOUT_SECONDS)
+        found = json.loads(out.decode("utf-8"))
+        return (
+            found
+            if isinstance(found, dict)
+            else {"ok": False, "code": "layout_failed", "detail": "no answer"}
+        )
+    except asyncio.TimeoutError:
+        process.kill()
+        return {"ok": False, "code": "layout_failed", "detail": f"no answer within {LAYOUT_SECONDS:g} s"}
+    except ValueError:
+        return {"ok": False, "code": "layout_failed", "detail": f"ended with {process.returncode}"}
 
 
 async def run_agent(state_dir: str, settings: config.Config) -> None:

@@ -1,21 +1,31 @@
-"""New layouts of cards (MIG): what the plan wants on a drained card, as a task with the commands for it.
+"""New layouts of cards (MIG): what the plan wants on a drained card, as a task.
 
-Splitting a card ends every process on it and needs root on the node, so it is left to an administrator: the
-task names the commands, an incident tells, and both close by themselves when the card reports the slices.
+A node whose agent can do it is told to: only while nobody holds the card, which is out of placement meanwhile. Where
+none can, or it failed, the task is an administrator's: it names the commands, an incident tells. Either way the task
+closes by itself when the card reports the slices.
 """
 
 from __future__ import annotations
 
+from typing import Any
+from uuid import UUID
+
 from django.db import transaction
 
 from pool.engine.model import Layout
-from pool.models import Gpu, LayoutTask, MigSlice, SchedulerCycle
+from pool.models import AgentCommand, Cluster, Gpu, LayoutTask, Lease, MigSlice, SchedulerCycle
+from pool.services.capacity import capacity_refresh
+from pool.services.commands import node_poke
 from portal.kernel.clock import now
 from portal.kernel.models import advance
-from portal.ops.services import incident_open, incident_resolve
+from portal.ops.actor import system
+from portal.ops.services import audit_record, incident_open, incident_resolve
 from quotas.models import CapacityRequest
 
 State = LayoutTask.State
+SCHEDULER = system("scheduler")
+LAYOUT = "layout"
+CORDON = "new layout"
 
 
 def layout_ask(*, layout: Layout, cycle: SchedulerCycle | None = None) -> LayoutTask:
@@ -61,8 +71,72 @@ def commands(task: LayoutTask) -> list[str]:
     ]
 
 
+def layout_order(task: LayoutTask) -> bool:
+    """Have the node's agent split the card; False where it cannot, was told before, or somebody holds the card."""
+    with transaction.atomic():
+        gpu = (
+            Gpu.objects.select_for_update(of=("self",), no_key=True)
+            .select_related("node__cluster")
+            .get(pk=task.gpu_id)
+        )
+        can = ((gpu.node.facts.get("can") or {}).get("mig") or {}).get("ok")
+        by_agent = gpu.node.cluster.executor == Cluster.Executor.AGENT
+        told = AgentCommand.objects.filter(kind=LAYOUT, payload__task=str(task.uid)).exists()
+        held = Lease.objects.filter(gpu=gpu, ended_at=None).exists()
+        if not (can and by_agent) or told or held or gpu.cordoned or gpu.node.health != gpu.node.Health.OK:
+            return False
+        advance(Gpu.objects.filter(pk=gpu.pk), cordoned=True, cordon_reason=CORDON)
+        payload = {"task": str(task.uid), "gpu_uuid": gpu.uuid, "profiles": task.profiles}
+        AgentCommand.objects.create(node=gpu.node, kind=LAYOUT, payload=payload)
+        audit_record(
+            acting_user=SCHEDULER, action="layout.ordered", subject=gpu, after={"profiles": task.profiles}
+        )
+        node_id = gpu.node_id
+        transaction.on_commit(lambda: node_poke(node_id))
+    return True
+
+
+def layout_answered(payload: dict[str, Any]) -> None:
+    """What an agent said of an order: a card that was not split is placed on again, and a person is to look."""
+    kind = payload.get("kind")
+    data = payload.get("data") or {}
+    if kind not in ("layout_done", "layout_failed"):
+        return
+    task = LayoutTask.objects.select_related("gpu__node").filter(uid=_uid(data.get("task"))).first()
+    if task is None or str(task.gpu.node.uid) != payload.get("node_uid"):
+        return
+    if kind == "layout_failed":
+        _uncordon(task.gpu)
+        incident_open(
+            kind="mig_layout_failed",
+            dedupe_key=f"{_key(task.gpu)}:failed",
+            subject=task.gpu,
+            facts={
+                "node": task.gpu.node.name,
+                "index": task.gpu.index,
+                "profiles": task.profiles,
+                "code": str(data.get("code"))[:64],
+                "detail": str(data.get("detail"))[:500],
+            },
+        )
+
+
+def _uid(text: Any) -> UUID | None:
+    try:
+        return UUID(str(text))
+    except ValueError:
+        return None
+
+
+def _uncordon(gpu: Gpu) -> None:
+    rows = Gpu.objects.filter(pk=gpu.pk, cordoned=True, cordon_reason=CORDON)
+    if advance(rows, cordoned=False, cordon_reason=""):
+        capacity_refresh()
+
+
 def layouts_settle() -> int:
-    """Close tasks whose card has the wanted slices by now, or whose request waits no more. Returns how many."""
+    """Close tasks whose card has the wanted slices by now, or whose request waits no more; have agents do those
+    that they can. Returns how many were closed."""
     closed = 0
     for task in (
         LayoutTask.objects.filter(state=State.OPEN).select_related("gpu", "for_request").order_by("id")
@@ -72,6 +146,8 @@ def layouts_settle() -> int:
             closed += _close(task, State.DONE, "the card has these slices")
         elif task.for_request is not None and task.for_request.state != CapacityRequest.State.QUEUED:
             closed += _close(task, State.DROPPED, "nobody waits for it")
+        else:
+            layout_order(task)
     return closed
 
 
@@ -81,6 +157,11 @@ def _close(task: LayoutTask, state: str, note: str) -> bool:
         if not advance(rows, state=state, closed_at=now()):
             return False
         incident_resolve(dedupe_key=_key(task.gpu), note=note)
+        incident_resolve(dedupe_key=f"{_key(task.gpu)}:failed", note=note)
+        AgentCommand.objects.filter(kind=LAYOUT, payload__task=str(task.uid), acked_at=None).update(
+            cancelled_at=now()
+        )
+        _uncordon(task.gpu)
     return True
 
 

@@ -25,7 +25,7 @@ static ull num(const char*key,ull def){ char b[64]; return get_n(key,0,b,sizeof 
 static ull gnum(D d,const char*k,ull def){ char key[64]; snprintf(key,sizeof key,"gpu.%d.%s",(int)((size_t)d-1),k); return num(key,def); }
 static int gstr(D d,const char*k,char*o,size_t n,const char*def){ char key[64]; snprintf(key,sizeof key,"gpu.%d.%s",(int)((size_t)d-1),k); return get_n(key,0,o,n,def); }
 static int count(void){ return (int)num("count",4); }
-#define ISMIG(d) ((size_t)(d)>=0x10000)
+#define ISMIG(d) ((size_t)(d)>=0x10000&&(size_t)(d)<0x20000000)
 #define CHK(d) do{ if(!refs)return UNINIT; if(ISMIG(d))return NOSUP; if((size_t)(d)<1||(int)(size_t)(d)>count())return INVAL; if(gnum(d,"lost",0))return LOST; }while(0)
 typedef struct{char uuid[96],profile[32];u gi,ci,start,size;ull total,used;}S;
 /* slice number n of card (index from 0), 1 when there is one */
@@ -79,9 +79,8 @@ X R nvmlDeviceGetMaxMigDeviceCount(D d,u*n){ CHK(d); *n=7; return OK; }
 X R nvmlDeviceGetMigDeviceHandleByIndex(D d,u i,D*m){ CHK(d); S s; if(!slice((int)(size_t)d-1,(int)i,&s))return NOTFOUND; *m=(D)(0x10000+((size_t)d-1)*256+i); return OK; }
 X R nvmlDeviceGetGpuInstanceId(D d,u*v){ S s; if(!ISMIG(d)||!mslice(d,&s))return INVAL; *v=s.gi; return OK; }
 X R nvmlDeviceGetComputeInstanceId(D d,u*v){ S s; if(!ISMIG(d)||!mslice(d,&s))return INVAL; *v=s.ci; return OK; }
-X R nvmlDeviceGetGpuInstanceById(D d,u id,D*g){ CHK(d); for(int i=0;i<7;i++){ S s; if(slice((int)(size_t)d-1,i,&s)&&s.gi==id){ *g=(D)(0x10000+((size_t)d-1)*256+i); return OK; } } return NOTFOUND; }
 typedef struct{D device;u id,profileId;struct{u start,size;}placement;}GI;
-X R nvmlGpuInstanceGetInfo(D g,GI*o){ S s; if(!mslice(g,&s))return INVAL; memset(o,0,sizeof*o); o->id=s.gi; o->placement.start=s.start; o->placement.size=s.size; return OK; }
+#include "fake_nvml_mig.h"
 static int links(D d,int*peer){ char b[32]; if(!gstr(d,"links",b,32,NULL))return 0; int n=0; *peer=-1; sscanf(b,"%d,%d",&n,peer); return n; }
 X R nvmlDeviceGetNvLinkState(D d,u l,u*v){ CHK(d); int p,n=links(d,&p); if(!n)return NOSUP; if((int)l>=n)return INVAL; *v=1; return OK; }
 X R nvmlDeviceGetTotalEccErrors(D d,u t,u ct,ull*v){ CHK(d); (void)ct; *v=gnum(d,t==1?"ecc_uncorr":"ecc_corr",0); return OK; }

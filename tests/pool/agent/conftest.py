@@ -23,7 +23,7 @@ from pool.agent import procs
 
 ROOT = Path(__file__).resolve().parents[3]
 NATIVE = ROOT / "tests" / "native" / "fake_nvml.c"
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 def wait_for(what: Callable[[], Any], timeout: float = PATIENCE, pause: float = 0.05) -> Any:
