@@ -202,7 +202,7 @@ class Plane:
             "--service-account-issuer=https://kubernetes.default.svc",
             "--endpoint-reconciler-type=none",
             "--kubelet-preferred-address-types=InternalIP",
-            "--disable-admission-plugins=ServiceAccount",
+            "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
         )
         self._wait(self._ready, "kube-apiserver")
 
