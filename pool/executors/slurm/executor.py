@@ -1,0 +1,431 @@
+"""Allocations as Slurm jobs: one job an allocation, found again by its name, believed as the controller shows it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import structlog
+
+from pool.executors.base import (
+    ACCOUNTS,
+    ADOPTS,
+    CORDONS,
+    FRACTIONS,
+    HOLDS,
+    IMAGES,
+    LIMITS,
+    MIG,
+    OUTPUT,
+    POLLED,
+    WHOLE,
+    Account,
+    CheckResult,
+    ExecutorFailure,
+    Found,
+    Key,
+    Limit,
+    Look,
+    Observation,
+    RetryableFailure,
+    TerminalFailure,
+    Work,
+)
+from pool.executors.slurm import orders
+from pool.executors.slurm.checks import cluster_check
+from pool.executors.slurm.cli import CommandLine
+from pool.executors.slurm.limits import limits_read
+from pool.executors.slurm.read import MARK, NAME, Job
+from pool.executors.slurm.rest import Rest
+from pool.executors.slurm.settings import SlurmSettings, settings_of
+from pool.executors.slurm.transport import SlurmTransport
+from pool.models import AllocationMember, Cluster, Node
+from pool.services.credentials import credential_read
+from portal.kernel.clock import now
+
+log = structlog.get_logger(__name__)
+PIECE = 65_536
+HISTORY = timedelta(days=30)
+NAMES_AT_ONCE = 100
+SETTLED = timedelta(seconds=60)
+"""A job that was ordered this long ago and is not known to the controller is looked for in the accounting."""
+ENDS: dict[str, tuple[str, bool]] = {
+    "NODE_FAIL": ("node_failed", True),
+    "BOOT_FAIL": ("node_failed", True),
+    "LAUNCH_FAILED": ("launch_failed", True),
+    "RECONFIG_FAIL": ("launch_failed", True),
+    "PREEMPTED": ("preempted_outside", True),
+    "OUT_OF_MEMORY": ("out_of_memory", False),
+    "TIMEOUT": ("time_limit_outside", False),
+    "DEADLINE": ("time_limit_outside", False),
+    "REVOKED": ("cancelled_outside", False),
+}
+"""What an end is told as, and whether it is worth another try; a plain end or failure is the work's own."""
+
+
+def transport_for(cluster: Cluster, settings: SlurmSettings) -> SlurmTransport:
+    """The way to reach this Slurm. What slurmrestd cannot do is done by the command line."""
+    commands = CommandLine(settings)
+    if settings.transport == "rest":
+        return Rest(settings, credential_read(cluster=cluster, name="jwt"), commands)
+    return commands
+
+
+class SlurmExecutor:
+    """`PolledExecutor` for Slurm clusters."""
+
+    kind = "slurm"
+    can = frozenset({POLLED, WHOLE, FRACTIONS, MIG, HOLDS, IMAGES, OUTPUT, CORDONS, ADOPTS, LIMITS, ACCOUNTS})
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[Any, SlurmTransport, SlurmSettings]] = {}
+
+    def _at(self, cluster: Cluster) -> tuple[SlurmTransport, SlurmSettings]:
+        """The transport of a cluster, made anew where its settings or credentials changed."""
+        key = (cluster.settings, sorted(cluster.credentials.values_list("name", "set_at")))
+        kept = self._kept.get(cluster.pk)
+        if kept is None or kept[0] != key:
+            settings = settings_of(cluster)
+            kept = (key, transport_for(cluster, settings), settings)
+            self._kept[cluster.pk] = kept
+        return kept[1], kept[2]
+
+    # -- looking ------------------------------------------------------------------------------------------
+
+    def check(self, *, cluster: Cluster) -> CheckResult:
+        """Settings, controller, nodes with GPUs, partition, accounts, shared folder, accounting; changes nothing."""
+        try:
+            transport, settings = self._at(cluster)
+        except ExecutorFailure as error:
+            return CheckResult([(error.code, False, error.detail)])
+        return CheckResult(cluster_check(cluster, transport, settings))
+
+    def discover(self, *, cluster: Cluster) -> list[Found]:
+        """Nodes of the partition (or all) that have GPUs or shards."""
+        transport, settings = self._at(cluster)
+        return [
+            orders.found(node, settings)
+            for node in transport.nodes()
+            if not settings.partition or settings.partition in node.partitions
+        ]
+
+    def ready(self, *, node: Node) -> bool:
+        """Whether the controller answered lately."""
+        return node.cluster.away_since is None
+
+    def observe(self, *, member: AllocationMember) -> Observation:
+        """One member, by a whole look."""
+        look = self.look(cluster=member.node.cluster, members=[member], nodes=False)
+        return look.members.get((member.allocation.uid, member.number), Observation("unknown"))
+
+    def look(self, *, cluster: Cluster, members: Sequence[AllocationMember], nodes: bool) -> Look:
+        """One `squeue` for all members; the accounting for those that the controller does not know any more."""
+        transport, _settings = self._at(cluster)
+        began = now()
+        jobs = transport.jobs()
+        found = self.discover(cluster=cluster) if nodes else None
+        latest = _latest(jobs, {member.allocation.uid: member.external_id for member in members})
+        missing = [
+            member
+            for member in members
+            if member.allocation.uid not in latest and _should_be_known(member, began)
+        ]
+        past, asked = _past(transport, missing, began)
+        seen: dict[Key, Observation] = {}
+        for member in members:
+            uid = member.allocation.uid
+            job = latest.get(uid) or past.get(uid)
+            if job is not None:
+                seen[uid, member.number] = observation(job, member)
+            elif asked or member not in missing:
+                seen[uid, member.number] = Observation("unknown")
+        ours = {member.allocation.uid for member in members}
+        others = [work_of(job) for job in jobs if not job.over and not job.waiting and job.uid not in ours]
+        others += [
+            work_of(job) for job in jobs if job.waiting and job.uid is not None and job.uid not in ours
+        ]
+        for job in _doubles(jobs, latest, ours):
+            transport.cancel(job.id)
+        self._prolong(transport, members, latest, began)
+        return Look(members=seen, others=others, nodes=found)
+
+    def _prolong(
+        self,
+        transport: SlurmTransport,
+        members: Iterable[AllocationMember],
+        jobs: dict[UUID, Job],
+        at: datetime,
+    ) -> None:
+        """Leases that were extended: Slurm's limit must not end them."""
+        for member in members:
+            job, end = jobs.get(member.allocation.uid), member.allocation.expires_at
+            if job is None or job.over or job.waiting or job.ended_at is None or end is None:
+                continue
+            if job.started_at is None or job.ended_at >= end + orders.SLACK / 3:
+                continue
+            minutes = int((end + orders.SLACK - job.started_at) / timedelta(minutes=1)) + 1
+            try:
+                transport.prolong(job.id, minutes)
+            except ExecutorFailure as error:
+                log.warning("time_limit_not_moved", job=job.id, code=error.code)
+
+    # -- orders -------------------------------------------------------------------------------------------
+
+    def start(self, *, member: AllocationMember) -> None:
+        """Order the one job of the member's allocation."""
+        self.start_whole(members=[member])
+
+    def start_whole(self, *, members: Sequence[AllocationMember]) -> None:
+        """Submit one job for all members, unless one by its name is there."""
+        cluster = members[0].node.cluster
+        transport, settings = self._at(cluster)
+        order = orders.job_order(members, cluster, settings, now())
+        if any(
+            not _cancelled_unseen(job)
+            for job in transport.find(members[0].allocation.uid, members[0].external_id)
+        ):
+            return
+        _folders(settings)
+        job_id = transport.submit(order)
+        AllocationMember.objects.filter(pk__in=[member.pk for member in members], external_id="").update(
+            external_id=job_id
+        )
+
+    def checkpoint(self, *, member: AllocationMember, order: dict[str, Any]) -> None:
+        """Send the checkpoint's signal to everything of the job. Commands need a node's own agent:
+        `checkpoint_command_unsupported`."""
+        if order.get("kind") != "signal":
+            raise TerminalFailure(
+                "checkpoint_command_unsupported", "Slurm jobs are told by signal or by address"
+            )
+        transport, _settings = self._at(member.node.cluster)
+        for job in self._jobs_of(transport, member):
+            transport.signal(job.id, str(order.get("signal") or "SIGUSR1"), everything=True)
+
+    def stop(self, *, member: AllocationMember, grace_s: float, signal: str = "SIGTERM") -> None:
+        """The signal to everything of the job; with no grace its end. What waits is cancelled at once."""
+        if member.given_up_at is not None:
+            raise TerminalFailure("gang_is_whole", "a Slurm job does not give back single nodes")
+        transport, _settings = self._at(member.node.cluster)
+        for job in self._jobs_of(transport, member):
+            if job.waiting:
+                transport.cancel(job.id)
+            elif grace_s > 0 and signal != "SIGKILL":
+                transport.signal(job.id, signal, everything=True)
+            else:
+                transport.signal(job.id, "SIGKILL", everything=True)
+                transport.cancel(job.id)
+
+    def release(self, *, member: AllocationMember) -> None:
+        """Nothing to order: the next look sees whether anything of the job is left on its nodes."""
+
+    def end(self, *, cluster: Cluster, external_id: str) -> None:
+        """Cancel a stray."""
+        self._at(cluster)[0].cancel(external_id)
+
+    def _jobs_of(self, transport: SlurmTransport, member: AllocationMember) -> list[Job]:
+        """Its jobs that are not over: one, or two where an order was doubled."""
+        found = transport.find(member.allocation.uid, member.external_id)
+        return [job for job in found if not job.over]
+
+    # -- the rest -----------------------------------------------------------------------------------------
+
+    def output(self, *, member: AllocationMember, offset: int) -> bytes:
+        """From the shared folder; a gang's output is one file, told under its first member."""
+        if member.number != 0:
+            return b""
+        _transport, settings = self._at(member.node.cluster)
+        return read_piece(settings.folder, f"{member.allocation.uid}.log", offset)
+
+    def cordon(self, *, node: Node, reason: str) -> None:
+        """Drain it."""
+        self._at(node.cluster)[0].drain(node.name, reason)
+
+    def uncordon(self, *, node: Node) -> None:
+        """Resume it."""
+        self._at(node.cluster)[0].resume(node.name)
+
+    def adopt(self, *, cluster: Cluster, external_id: str, uid: UUID) -> None:
+        """Write the allocation's uid into the job's comment."""
+        self._at(cluster)[0].comment(external_id, f"{MARK}{uid}")
+
+    def limits(self, *, cluster: Cluster) -> list[Limit]:
+        """GrpTRES of the departments' accounts against their quotas."""
+        transport, settings = self._at(cluster)
+        return limits_read(cluster, transport.associations(), settings)
+
+    def limits_set(self, *, cluster: Cluster, limits: Sequence[Limit]) -> None:
+        """Set GrpTRES, one call an account."""
+        transport, _settings = self._at(cluster)
+        by_account: dict[str, dict[str, int | None]] = {}
+        for item in limits:
+            by_account.setdefault(item.scope, {})[item.resource] = item.wanted
+        for account, values in sorted(by_account.items()):
+            transport.limit(account, values)
+
+    def accounts(self, *, cluster: Cluster, since: datetime, until: datetime) -> list[Account]:
+        """Our jobs in the accounting."""
+        transport, _settings = self._at(cluster)
+        return [
+            Account(job.uid, job.id, job.started_at, job.ended_at, job.gpus, "/".join(sorted(job.states)))
+            for job in transport.history(since=since, until=until)
+            if job.uid is not None
+        ]
+
+
+def _latest(jobs: Iterable[Job], known: Mapping[UUID, str] | None = None) -> dict[UUID, Job]:
+    """Of each allocation the job that counts: the one whose id is ``known``, else the first that is not over, else the
+    newest. (Anybody may give a job any name.)"""
+    out: dict[UUID, Job] = {}
+    for job in sorted(jobs, key=lambda one: int(one.id) if one.id.isdecimal() else 0):
+        uid = job.uid
+        if uid is None:
+            continue
+        mine = (known or {}).get(uid)
+        if uid not in out or job.id == mine or (out[uid].over and out[uid].id != mine):
+            out[uid] = job
+    return out
+
+
+def _doubles(jobs: Iterable[Job], latest: dict[UUID, Job], ours: set[UUID]) -> list[Job]:
+    """Jobs beside the one that counts: two processes ordered the same start at one moment."""
+    return [
+        job for job in jobs if job.uid in ours and not job.over and job.uid and job.id != latest[job.uid].id
+    ]
+
+
+def _should_be_known(member: AllocationMember, at: datetime) -> bool:
+    """Whether Slurm must have heard of it, so that not finding it says something."""
+    if member.external_id or member.state not in (AllocationMember.State.RESERVED,):
+        return True
+    return member.ordered_at is not None and member.ordered_at < at - SETTLED
+
+
+def _past(
+    transport: SlurmTransport, members: Sequence[AllocationMember], at: datetime
+) -> tuple[dict[UUID, Job], bool]:
+    """Jobs that the controller forgot, and whether anybody could be asked. Sites without accounting have nobody: then
+    what the controller does not know is unknown. An accounting that is away leaves the question open."""
+    out: dict[UUID, Job] = {}
+    names = sorted({orders.job_name(member) for member in members})
+    for begin in range(0, len(names), NAMES_AT_ONCE):
+        try:
+            found = transport.history(names=names[begin : begin + NAMES_AT_ONCE], since=at - HISTORY)
+        except RetryableFailure as error:
+            log.info("accounting_away", code=error.code)
+            return out, False
+        except TerminalFailure:
+            return out, True
+        # The accounting may say RUNNING of a job that a controller lost: only an end is believed.
+        out.update(_latest(job for job in found if job.over))
+    return out, True
+
+
+def observation(job: Job, member: AllocationMember) -> Observation:
+    """What a job says of one of its members."""
+    if job.waiting:
+        return Observation("starting", external_id=job.id, detail=job.reason)
+    if not job.over:  # also while it is only said to be completing: how it ended comes with its end
+        return Observation(
+            "running",
+            started_at=job.started_at,
+            account=job.user,
+            external_id=job.id,
+            devices=_devices(job, member),
+        )
+    state = next((one for one in sorted(job.states) if one in ENDS), "")
+    code, retryable = ENDS.get(state, ("", False))
+    if "CANCELLED" in job.states and member.stop_ordered_at is None:
+        code, retryable = "cancelled_outside", False
+    ran = job.started_at is not None and bool(job.nodes)
+    return Observation(
+        "exited" if job.cleaning else "free",
+        exit_code=None if job.signal else job.exit_code,
+        signal=job.signal,
+        started_at=job.started_at if ran else None,
+        ended_at=job.ended_at,
+        account=job.user,
+        external_id=job.id,
+        error={"code": code, "detail": f"{state or 'CANCELLED'} {job.reason}".strip(), "retryable": retryable}
+        if code
+        else None,
+        failed_start=not ran,
+    )
+
+
+def _devices(job: Job, member: AllocationMember) -> tuple[str, ...]:
+    if member.node.name not in job.nodes or len(job.gres) != len(job.nodes):
+        return ()
+    held = job.gres[job.nodes.index(member.node.name)]
+    return tuple(f"{item.type or item.name}:{index}" for item in held for index in item.indexes)
+
+
+def work_of(job: Job) -> Work:
+    """A job that was not asked for, as the pool shows it."""
+    indexes = {
+        node: tuple(index for item in held if item.name == "gpu" for index in item.indexes)
+        for node, held in zip(job.nodes, job.gres, strict=False)
+    }
+    return Work(
+        external_id=job.id,
+        nodes=job.nodes,
+        user=job.user,
+        account=job.account,
+        name=job.name,
+        gpus=job.gpus,
+        gpu_indexes=indexes,
+        cpu_milli=job.cpus * 1000,
+        memory_mib=job.memory_mib,
+        started_at=job.started_at,
+        ends_at=job.ended_at,
+        uid=job.uid,
+    )
+
+
+def _cancelled_unseen(job: Job) -> bool:
+    """A job that was cancelled before it began: a new one may take its place."""
+    return job.over and not job.nodes
+
+
+def _folders(settings: SlurmSettings) -> None:
+    """The shared folder's two halves, where the installation can write there; else the nodes' own scripts make them."""
+    for name in ("work", "output"):
+        try:
+            os.makedirs(f"{settings.folder}/{name}", mode=0o755, exist_ok=True)
+            if settings.submit_as == "person":
+                os.chmod(f"{settings.folder}/{name}", 0o1733)
+        except OSError as error:
+            raise TerminalFailure("folder_unusable", f"{settings.folder}: {error.strerror}") from error
+
+
+def read_piece(folder: str, name: str, offset: int) -> bytes:
+    """At most ``PIECE`` bytes of a plain file in the output folder. People's jobs write there: so no link is followed,
+    and nothing but a file with one name is read."""
+    try:
+        top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise RetryableFailure("folder_away", f"{folder}: {error.strerror}") from error
+    try:
+        inner = os.open("output", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+        try:
+            file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=inner)
+        finally:
+            os.close(inner)
+    except OSError:
+        return b""
+    finally:
+        os.close(top)
+    try:
+        about = os.fstat(file)
+        if not stat.S_ISREG(about.st_mode) or about.st_nlink != 1 or about.st_size <= offset:
+            return b""
+        return os.pread(file, PIECE, offset)
+    finally:
+        os.close(file)
+
+
+__all__ = ["NAME", "SlurmExecutor"]
