@@ -18,6 +18,7 @@ from pool.engine.fit import Need
 from pool.engine.model import Kept, Member, Place, Request, Reserve
 from pool.engine.reasons import Reason, flavour_reason, place_reason, quota_blocked
 from pool.engine.round import Blocked, Placed, Round
+from pool.engine.state import View
 from pool.engine.world import FitKey, is_elastic, smallest
 from quotas.engine.available import LevelCheck, borrowed, refusal
 from quotas.engine.flavours import Mode, rank_modes
@@ -62,6 +63,9 @@ class Allocate:
         self.round, self.world, self.policy, self.now = round_, round_.world, round_.policy, round_.now
         self._hopeless: dict[tuple[FitKey, str | None], Reason] = {}
         self._stuck: dict[tuple[int, FitKey, bool], _Kind] = {}
+        self._room_seen: dict[tuple[FitKey, str | None], int] = {}
+        self._only_behind: dict[tuple[FitKey, str | None], tuple[int, View]] = {}
+        """Sorts that fit but for promises, as of a state and what it may use: so do others of it then."""
         self._unpromised: set[tuple[FitKey, str | None, int | None]] = set()
         self._first_blocked: dict[str, int] = {}
 
@@ -74,7 +78,7 @@ class Allocate:
         if kept is not None:
             self._judge_kept(request, kept)
             return
-        kind = self._stuck.get(self._kind_key(request))
+        kind = self._stuck.get(self._kind_key(request)) if self._stuck else None
         if kind is not None and not (kind.promised and self._promises_left()):
             ends_at = self._ends_at(request)
             if ends_at is None or ends_at >= kind.ends_at:
@@ -155,6 +159,8 @@ class Allocate:
         """The flavours that may be charged now, in the order to try them, or why there is none."""
         if request.shape == "cpu" and not request.parts:
             return self._without_gpu(request)
+        if len(request.flavours) == 1:
+            return self._only_option(request, request.flavours[0])
         ranked: dict[tuple[int, int], list[Need]] = {}
         why: Reason | None = None
         refused: Need | None = None
@@ -179,6 +185,20 @@ class Allocate:
         if not possible:
             return Options([], refusal=flavour_reason(request, self.world.facts))
         return Options([ranked[rank] for rank in sorted(ranked)], refused, exhausted, why)
+
+    def _only_option(self, request: Request, code: str) -> Options:
+        """The same for a request that names one flavour, as most do: nothing to rank."""
+        need = self.world.need(request, code)
+        if need is None or code not in self.world.state.by_flavour:
+            return Options([], refusal=flavour_reason(request, self.world.facts))
+        least = smallest(request, need, self.world)[1]
+        limited = self._over_user_limit(request, least)
+        if limited is not None:
+            return Options([], refusal=limited)
+        if self.world.fits_quota(request, least):
+            return Options([[need]])
+        tree, check, refused = self._refusing(request, least)
+        return Options([], need, _only_the_pool(tree, check), refused)
 
     def _without_gpu(self, request: Request) -> Options:
         if self.world.fits_quota(request, WITHOUT_GPU):
@@ -225,16 +245,17 @@ class Allocate:
 
     def _place(self, request: Request, needs: Sequence[Need]) -> Reason | None:
         """Start the request on the best of flavours that are equally welcome; the reason where it cannot."""
-        open_ = [
-            need for need in needs if (self.world.place_key(request), need.flavour) not in self._hopeless
-        ]
+        place = self.world.place_key(request)
+        open_ = [need for need in needs if (place, need.flavour) not in self._hopeless]
         if not open_:
-            return self._hopeless[self.world.place_key(request), needs[0].flavour]
+            return self._hopeless[place, needs[0].flavour]
         ends_at = self._ends_at(request)
+        view, mark = self.world.state.view(ends_at), self.world.state.mark()
+        behind = self._only_behind.get((place, open_[0].flavour)) if len(open_) == 1 else None
+        if behind is not None and behind[0] == mark and behind[1] is view and not is_elastic(request):
+            return self._behind(request, ends_at, open_[0])
         size, amounts = self._size(self._keep_apart(request), open_)
-        found = self.world.find_among(
-            size, amounts, self.world.state.view(ends_at), scarcity=self.policy.scarcity
-        )
+        found = self.world.find_among(size, amounts, view, scarcity=self.policy.scarcity)
         if found is not None:
             self.book(request, self._of_size(request, found.need, len(found.members)), found.members, ends_at)
             return None
@@ -242,6 +263,7 @@ class Allocate:
             everything = self.world.state.view(ends_at, holds=False)
             found = self.world.find_among(size, amounts, everything, scarcity=False)
             if found is not None:
+                self._only_behind[place, found.need.flavour] = (mark, view)
                 return self._behind(request, ends_at, found.need)
         reasons = [self._no_place(request, need, sought=True) for need in open_]
         return reasons[0]
@@ -267,8 +289,14 @@ class Allocate:
         known = self._hopeless.get(key)
         if known is None:
             view = self.world.state.view(None, holds=False)
-            if not sought and self.world.find(request, need, view) is not None:
-                return None
+            if not sought:
+                # Nothing was booked since a place was seen for one of this sort: it is there still.
+                mark = self.world.state.mark()
+                if self._room_seen.get(key) == mark:
+                    return None
+                if self.world.find(request, need, view) is not None:
+                    self._room_seen[key] = mark
+                    return None
             if self.round.explain:
                 known = place_reason(self.world.state, *smallest(request, need, self.world), self.policy)
             else:
@@ -354,10 +382,10 @@ class Allocate:
         return (self.world.place_key(request), need.flavour, duration)
 
     def _promise(self, request: Request, need: Need) -> Reserve | None:
-        key = self._promise_key(request, need)
-        if need.flavour is None or not self._promises_left() or key in self._unpromised:
+        if need.flavour is None or not self._promises_left():
             return None
-        if not self.round.has_ends():
+        key = self._promise_key(request, need)
+        if key in self._unpromised or not self.round.has_ends():
             return None
         opening = self._horizon().first_opening(request, need)
         if opening is None:

@@ -80,7 +80,7 @@ def decide(
     pending = sorted(snapshot.pending, key=lambda request: request.id)
     settled = _Settled()
     with world.what_if():
-        shares = fair_shares(world.trees, pending, world.capacity, world.charge_first)
+        shares = fair_shares(world.trees, pending, world.capacity, world.charge_first, world.shares)
         for turn in range(ROUNDS):
             token = world.mark()
             round_ = Round(world, snapshot, policy, now, shares, explain=explain)
@@ -174,7 +174,7 @@ def _hold_promises(round_: Round, asked: Mapping[int, Request], only: Collection
             round_.world.state.add_hold(request.id, reserve.start_at, reserve.members)
             begins = reserve.start_at if request.start_at is not None else None
             until = None if request.duration_ms is None else reserve.start_at + request.duration_ms
-            round_.occupancy.add(Occupied(reserve.members, until, begins, promise=True))
+            round_.occupy(Occupied(reserve.members, until, begins, promise=True))
             round_.reserves.append(reserve)
 
 
@@ -194,7 +194,7 @@ def _close_for_maintenance(round_: Round) -> None:
                     ),
                 )
                 round_.world.state.add_hold(MAINTENANCE, begins, [member])
-                round_.occupancy.add(Occupied((member,), ends, begins, promise=True))
+                round_.occupy(Occupied((member,), ends, begins, promise=True))
 
 
 def _release_what_ends(round_: Round) -> None:
@@ -221,10 +221,10 @@ def _waiting(round_: Round) -> list[Waiting]:
         key = _line_of(one.request)
         line, before = lines[key], seen.get(key, 0)
         seen[key] = before + 1
-        basis = BASIS_WINDOW if one.reason.code == "not_before" else BASIS_LEASE_ENDS
-        estimate = (
-            estimate_from(one.reserve.start_at, now, policy, basis) if one.reserve is not None else None
-        )
+        estimate = None
+        if one.reserve is not None:
+            basis = BASIS_WINDOW if one.reason.code == "not_before" else BASIS_LEASE_ENDS
+            estimate = estimate_from(one.reserve.start_at, now, policy, basis)
         reason = with_deadline(outlook.add(one), one.request, estimate, now)
         answer.append(
             Waiting(
@@ -274,4 +274,4 @@ class Outlook:
 
 
 def _line_of(request: Request) -> str | None:
-    return next(iter(request.flavours), None)
+    return request.flavours[0] if request.flavours else None

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from pool.engine.fit import Need, gpu_refusal
 from pool.engine.model import Member, Request
 from pool.engine.world import World
@@ -24,9 +26,11 @@ class Ground:
         self.rows: set[int] = set()
         self._cards: dict[int, dict[int, int]] = {}
         self._slices: dict[int, int] = {}
-        for row in self.fleet.by_flavour.get(need.flavour or "", ()):
-            if request.nodes > 1 or self._free(row) >= request.per_node:
-                self._judge(row)
+        rows = self.fleet.by_flavour.get(need.flavour or "", [])
+        if request.nodes == 1 and request.shape != "mig":
+            rows = self._roomy(rows)
+        for row in rows:
+            self._judge(row)
 
     @property
     def enough(self) -> bool:
@@ -71,13 +75,13 @@ class Ground:
         if units >= self.request.per_node:
             self.rows.add(row)
 
-    def _free(self, row: int) -> int:
-        """A quick count that is never too low."""
-        first, last = self.fleet.first[row], self.fleet.first[row + 1]
-        if self.request.shape == "mig":
-            return self.request.per_node
-        milli = self.state.milli
-        return sum(milli[card] >= self.need.milli for card in range(first, last))
+    def _roomy(self, rows: list[int]) -> list[int]:
+        """The rows with enough cards that are free enough: a quick count that is never too low."""
+        free = np.array(self.state.milli) >= self.need.milli
+        counted = np.concatenate(([0], np.cumsum(free)))
+        first = np.array(self.fleet.first)
+        there = counted[first[1:]] - counted[first[:-1]]
+        return [row for row in rows if there[row] >= self.request.per_node]
 
     def _of(self, row: int) -> dict[int, int]:
         """Free milli-GPU, or free slices of the profile, of each card that the request may use."""

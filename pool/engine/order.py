@@ -12,7 +12,7 @@ Source: BEHAVIOUR 5 (Order of departments, Fair share); cases_fairshare.json, ki
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from pool.engine.model import Request
@@ -56,21 +56,34 @@ class Line:
         self.queues = queues
 
     def __iter__(self) -> Iterator[Request]:
-        heap = [(self.key(queue[-1]), department) for department, queue in self.queues.items()]
+        queues, key_of, version_of, stuck = self.queues, self.key, self._version, self.stuck
+        heap = [(key_of(queue[-1]), department) for department, queue in queues.items()]
+        versions = {department: version_of(queue[-1]) for department, queue in queues.items()}
         heapq.heapify(heap)
         while heap:
-            key, department = heapq.heappop(heap)
-            queue = self.queues[department]
-            # Use only grows while the line is walked: a key that is stale is too small, never too large.
-            now = self.key(queue[-1])
-            if now > key and heap and now > heap[0][0]:
-                heapq.heappush(heap, (now, department))
-                continue
+            key, department = heap[0]
+            queue = queues[department]
+            version = version_of(queue[-1])
+            if version != versions[department]:
+                # Use only grows while the line is walked: a key that is stale is too small, never too large.
+                now = key_of(queue[-1])
+                versions[department] = version
+                if now > key:
+                    heapq.heapreplace(heap, (now, department))
+                    continue
             yield queue.pop()
-            while self.stuck is not None and queue and self.stuck(queue[-1]):
+            while stuck is not None and queue and stuck(queue[-1]):
                 queue.pop()
             if queue:
-                heapq.heappush(heap, (self.key(queue[-1]), department))
+                heapq.heapreplace(heap, (key_of(queue[-1]), department))
+                versions[department] = version_of(queue[-1])
+            else:
+                heapq.heappop(heap)
+
+    def _version(self, request: Request) -> int:
+        """The version of the counters that a request's key rests on."""
+        tree = self.trees.get(request.flavours[0]) if request.flavours else None
+        return -1 if tree is None else tree.version
 
     def key(self, request: Request) -> Key:
         """Where a request stands among the heads of the departments: smaller is earlier."""
@@ -113,47 +126,62 @@ def within_department(request: Request, use: Mapping[int, int] | None = None) ->
     return (-request.priority, used, request.queued_at, request.id)
 
 
+Known = dict[str, tuple[Hashable, dict[NodeId, float]]]
+
+
 def fair_shares(
     trees: Mapping[str, QuotaTree],
     requests: Sequence[Request],
     capacity: Mapping[str, int],
     charge: Callable[[Request], int],
+    known: Known | None = None,
 ) -> dict[str, dict[NodeId, float]]:
     """Fair share per flavour and department in milli-GPU: ask = min(limit, running + waiting), whole cards
     shared.
 
-    A request that accepts several flavours counts towards its first.
+    A request that accepts several flavours counts towards its first. ``known``: what was worked out before for
+    the same limits, used where nothing else changed and brought up to date.
     """
     waiting: dict[str, dict[NodeId, int]] = {}
     for request in requests:
         if request.flavours:
-            flavour = request.flavours[0]
-            by_department = waiting.setdefault(flavour, {})
-            amount = charge(request)
-            by_department[request.department_id] = by_department.get(request.department_id, 0) + amount
+            by_department = waiting.setdefault(request.flavours[0], {})
+            department = request.department_id
+            by_department[department] = by_department.get(department, 0) + charge(request)
     answer: dict[str, dict[NodeId, float]] = {}
     for flavour, asked in waiting.items():
         tree = trees.get(flavour)
         if tree is None:
             continue
-        demand = {node_id: asked.get(node_id, 0) for node_id in tree.nodes}
-        for node_id in tree.post_order:
-            parent = tree.nodes[node_id].parent
-            if parent is not None:
-                demand[parent] += demand[node_id]
-        claims = [
-            Claim(
-                id=node_id,
-                parent=tree.nodes[node_id].parent,
-                request=demand[node_id] + tree.counters[node_id].total,
-                deserved=tree.guarantee(node_id),
-                limit=tree.nodes[node_id].hard_cap,
-                weight=tree.nodes[node_id].weight,
-                priority=tree.nodes[node_id].priority,
-                created=rank,
-            )
-            for rank, node_id in enumerate(tree.post_order)
-        ]
-        division = divide(capacity.get(flavour, 0), claims, unit=1000)
-        answer[flavour] = {node_id: float(share) for node_id, share in division.share.items()}
+        used = tuple([tree.counters[node_id].total for node_id in tree.post_order])
+        basis = (used, frozenset(asked.items()), capacity.get(flavour, 0))
+        before = None if known is None else known.get(flavour)
+        if before is None or before[0] != basis:
+            before = (basis, _shares(tree, asked, capacity.get(flavour, 0)))
+            if known is not None:
+                known[flavour] = before
+        answer[flavour] = before[1]
     return answer
+
+
+def _shares(tree: QuotaTree, asked: Mapping[NodeId, int], capacity: int) -> dict[NodeId, float]:
+    demand = {node_id: asked.get(node_id, 0) for node_id in tree.nodes}
+    for node_id in tree.post_order:
+        parent = tree.nodes[node_id].parent
+        if parent is not None:
+            demand[parent] += demand[node_id]
+    claims = [
+        Claim(
+            id=node_id,
+            parent=tree.nodes[node_id].parent,
+            request=demand[node_id] + tree.counters[node_id].total,
+            deserved=tree.guarantee(node_id),
+            limit=tree.nodes[node_id].hard_cap,
+            weight=tree.nodes[node_id].weight,
+            priority=tree.nodes[node_id].priority,
+            created=rank,
+        )
+        for rank, node_id in enumerate(tree.post_order)
+    ]
+    division = divide(capacity, claims, unit=1000)
+    return {node_id: float(share) for node_id, share in division.share.items()}

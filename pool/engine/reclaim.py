@@ -129,6 +129,8 @@ class Claim:
     request: Request
     need: Need
     sides: dict[NodeId | None, tuple[NodeId, bool]]
+    mine: frozenset[NodeId]
+    """The asking department and all above it."""
     sees_spared: bool = False
 
     @classmethod
@@ -151,7 +153,7 @@ class Claim:
                 sides[common] = (side, False)
             elif fair:
                 sides[common] = (side, True)
-        return cls(round_, tree, request, need, sides) if sides else None
+        return cls(round_, tree, request, need, sides, frozenset(path)) if sides else None
 
     @property
     def cause(self) -> tuple[EvictCause, str]:
@@ -166,10 +168,9 @@ class Claim:
 
     def common(self, department: NodeId) -> tuple[NodeId | None, list[NodeId]]:
         """The common ancestor with another department, and that one's branch below it, leaf first."""
-        mine = set(self.tree.path(self.request.department_id))
         branch: list[NodeId] = []
         for step in self.tree.path(department):
-            if step in mine:
+            if step in self.mine:
                 return step, branch
             branch.append(step)
         return None, branch

@@ -65,6 +65,7 @@ class Round:
     made_room: dict[int, Reason] = field(default_factory=dict)
     """Requests that this plan frees places for already, with what to tell them."""
     _occupancy: Occupancy | None = None
+    _early: list[Occupied] = field(default_factory=list)
     _charged: dict[int, list[Charge]] = field(default_factory=dict)
 
     def share(self, flavour: str, department: NodeId) -> float:
@@ -79,11 +80,22 @@ class Round:
                 self._occupancy.add(Occupied(one.members, one.ends_at))
             for placed in self.placed:
                 self._occupancy.add(Occupied(placed.place.members, placed.place.ends_at))
+            for promised in self._early:
+                self._occupancy.add(promised)
         return self._occupancy
+
+    def occupy(self, one: Occupied) -> None:
+        """Note what holds places by promise."""
+        if self._occupancy is None:
+            self._early.append(one)
+        else:
+            self._occupancy.add(one)
 
     def has_ends(self) -> bool:
         """Whether anything that holds places has an end: else no promise can be made."""
         if self._occupancy is not None and self._occupancy.window_ends:
+            return True
+        if any(one.starts_at is not None and one.ends_at is not None for one in self._early):
             return True
         return self.world.with_end > 0 or any(one.place.ends_at is not None for one in self.placed)
 

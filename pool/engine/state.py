@@ -171,8 +171,7 @@ class PoolState:
         self._views: dict[tuple[int, ...], View] = {}
         for member in members:
             self.take(member, lenient=True)
-        self.headroom = list(fleet.headroom)
-        self._undo.clear()
+        self.settle()
 
     def fresh(self, members: Iterable[Member]) -> PoolState:
         """The same pool and scores with other members booked, and nothing promised."""
@@ -319,6 +318,11 @@ class PoolState:
 
     def commit(self) -> None:
         """What was changed so far stands: no mark given before may be returned to."""
+        self._undo.clear()
+
+    def settle(self) -> None:
+        """What is held now stands, and draws its power already: the nodes' headroom is as they were given."""
+        self.headroom = list(self.fleet.headroom)
         self._undo.clear()
 
     def rollback(self, token: int) -> None:

@@ -76,15 +76,19 @@ class Bench:
         self._above: dict[str, tuple[int, list[int]]] = {}
         self._lowest: dict[tuple[str, int], int | None] = {}
         self._placed: dict[tuple[str, int], list[Placed]] = {}
+        self._departments: dict[str, list[int]] | None = None
         for placed in round_.placed:
             key = (placed.need.flavour or "", placed.request.department_id)
             self._placed.setdefault(key, []).append(placed)
 
     def departments(self, flavour: str) -> list[int]:
         """Departments with work of a flavour, by id."""
-        found = {department for code, department in self.world.by_department if code == flavour}
-        found |= {department for code, department in self._placed if code == flavour}
-        return sorted(found)
+        if self._departments is None:
+            found: dict[str, set[int]] = {}
+            for code, department in (*self.world.by_department, *self._placed):
+                found.setdefault(code, set()).add(department)
+            self._departments = {code: sorted(ids) for code, ids in found.items()}
+        return self._departments.get(flavour, [])
 
     def of(self, flavour: str, department: int) -> list[Candidate]:
         """What runs in a department: lowest priority, newest start, smallest, id."""

@@ -1,8 +1,8 @@
 """The world of one decision: free places, quota counters and running work, changed by what-ifs and undone.
 
 Built from a snapshot in time linear in its size. A caller that decides again and again over a pool that
-changes little may keep one and tell it what started and what ended (``start``, ``end``): a decision leaves it
-as it was.
+changes little may keep one: it tells it what started and what ended (``start``, ``end``), or has it brought up
+to the next snapshot (``follow``). A decision leaves it as it was.
 
 Quota trees are by flavour. Two further ones may be given, in milli-CPU and MiB of the hosts: ``HOST_CPU`` and
 ``HOST_MEMORY``; what a request asks of its hosts is charged there.
@@ -10,16 +10,18 @@ Quota trees are by flavour. Two further ones may be given, in milli-CPU and MiB 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from operator import is_
 
 from pool.engine.fit import Need, flavour_refusal, need_of
 from pool.engine.mix import learn
-from pool.engine.model import FlavourFacts, Kept, Member, Request, Running, Snapshot, Take
+from pool.engine.model import FlavourFacts, Kept, Member, Node, Request, Running, Snapshot, Take
 from pool.engine.placement import Found, find, find_among
 from pool.engine.state import PoolState, View
 from quotas.engine.available import headroom
+from quotas.engine.ids import NodeId
 from quotas.engine.tree import QuotaTree
 
 HOST_CPU = "host:cpu_milli"
@@ -27,7 +29,10 @@ HOST_MEMORY = "host:memory_mib"
 
 Charge = tuple[str, int]
 """A quota tree and an amount in its unit."""
-FitKey = tuple[object, ...]
+FitKey = int
+"""The number of a sort of requests in one world: equal for requests that fit in equal places."""
+KEEP_KNOWN = 1000
+"""What was worked out for requests is forgotten when it is twice the line and so many more."""
 
 
 @dataclass(slots=True)
@@ -36,6 +41,7 @@ class _Known:
 
     request: Request
     key: FitKey
+    place: FitKey
     needs: dict[str, Need | None] = field(default_factory=dict)
     charge: int | None = None
 
@@ -44,6 +50,7 @@ class World:
     """State of the pool and the quotas. ``running`` by allocation id; ``by_department`` by flavour and id."""
 
     def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
         self.facts: dict[str, FlavourFacts] = {facts.code: facts for facts in snapshot.flavours}
         self.trees = {code: QuotaTree(nodes) for code, nodes in snapshot.quotas.items()}
         self.host_trees = tuple(code for code in (HOST_CPU, HOST_MEMORY) if code in self.trees)
@@ -67,7 +74,10 @@ class World:
             self._index(one)
         self._booked: list[tuple[str, int, int, bool]] = []
         self._known: dict[int, _Known] = {}
+        self._numbers: dict[Hashable, int] = {}
         self._rooms: dict[tuple[str, int, bool], tuple[int, int]] = {}
+        self.shares: dict[str, tuple[Hashable, dict[NodeId, float]]] = {}
+        """Fair shares worked out last, by flavour, with what they rest on; kept by ``order``."""
 
     def start(self, one: Running) -> None:
         """Something started: it holds its places and is charged from now on."""
@@ -82,17 +92,76 @@ class World:
     def end(self, allocation_id: int) -> None:
         """Something ended and was seen free. KeyError for what does not run."""
         one = self.running.pop(allocation_id)
-        del self.by_department[one.flavour or "", one.department_id][allocation_id]
-        self.with_end -= one.ends_at is not None
-        priorities = self.priorities[one.flavour or "", one.department_id]
-        priorities[one.priority] -= 1
-        if not priorities[one.priority]:
-            del priorities[one.priority]
+        self._unindex(one)
         for member in one.members:
             self.state.give_back(member)
         self.uncharge(one.department_id, self.charges_of(one), one.interruptible)
         self.state.commit()
         self._booked.clear()
+
+    def follow(self, snapshot: Snapshot) -> bool:
+        """Become the world of a later snapshot: decisions are the same as in one built from it.
+
+        Items are compared by identity first, so whoever makes snapshots keeps what did not change. False, and
+        nothing done, where nodes, flavours or the learnt mix changed: then a new world is due.
+        """
+        before = self.snapshot
+        learnt = snapshot.mix is not None and (snapshot.mix is before.mix or snapshot.mix == before.mix)
+        if not learnt or not _same(snapshot.nodes, before.nodes) or snapshot.flavours != before.flavours:
+            return False
+        self._follow_running(snapshot.running)
+        if snapshot.quotas != before.quotas:
+            self.trees = {
+                code: self.trees[code] if before.quotas.get(code) == nodes else QuotaTree(nodes)
+                for code, nodes in snapshot.quotas.items()
+            }
+            self.host_trees = tuple(code for code in (HOST_CPU, HOST_MEMORY) if code in self.trees)
+            self._rooms.clear()
+            self.shares.clear()
+        if len(self._known) > 2 * len(snapshot.pending) + KEEP_KNOWN:
+            self._known.clear()
+            self._numbers.clear()
+        self.snapshot = snapshot
+        return True
+
+    def _follow_running(self, running: Sequence[Running]) -> None:
+        now = {one.allocation_id: one for one in running}
+        for allocation_id, one in list(self.running.items()):
+            after = now.get(allocation_id)
+            if after is one:
+                continue
+            self._unindex(one)
+            if after is None:
+                del self.running[allocation_id]
+            else:
+                self.running[allocation_id] = after
+                self._index(after)
+            if after is None or after.members != one.members:
+                for member in one.members:
+                    self.state.give_back(member)
+                for member in () if after is None else after.members:
+                    self.state.take(member, lenient=True)
+        for allocation_id in sorted(now.keys() - self.running.keys()):
+            one = self.running[allocation_id] = now[allocation_id]
+            self._index(one)
+            for member in one.members:
+                self.state.take(member, lenient=True)
+        ids = list(self.running)
+        if any(a > b for a, b in zip(ids, ids[1:], strict=False)):
+            self.running = dict(sorted(self.running.items()))
+        self.state.settle()
+
+    def _unindex(self, one: Running) -> None:
+        key = (one.flavour or "", one.department_id)
+        mine = self.by_department[key]
+        del mine[one.allocation_id]
+        self.with_end -= one.ends_at is not None
+        priorities = self.priorities[key]
+        priorities[one.priority] -= 1
+        if not priorities[one.priority]:
+            del priorities[one.priority]
+        if not mine:
+            del self.by_department[key], self.priorities[key]
 
     def _index(self, one: Running) -> None:
         self.by_department.setdefault((one.flavour or "", one.department_id), {})[one.allocation_id] = one
@@ -131,7 +200,7 @@ class World:
 
     def place_key(self, request: Request) -> FitKey:
         """All that decides where a request fits on one flavour, whichever others it accepts."""
-        return self._of(request).key[1]  # type: ignore[return-value]
+        return self._of(request).place
 
     def need(self, request: Request, flavour: str) -> Need | None:
         """What a request takes of a flavour; None where the flavour can never serve it."""
@@ -151,8 +220,13 @@ class World:
     def _of(self, request: Request) -> _Known:
         known = self._known.get(request.id)
         if known is None or known.request is not request:
-            known = self._known[request.id] = _Known(request, _fit_key(request))
+            place = _place_key(request)
+            key = self._number((request.flavours, place))
+            known = self._known[request.id] = _Known(request, key, self._number(place))
         return known
+
+    def _number(self, key: Hashable) -> FitKey:
+        return self._numbers.setdefault(key, len(self._numbers))
 
     def _need(self, request: Request, flavour: str) -> Need | None:
         facts = self.facts.get(flavour)
@@ -353,11 +427,11 @@ def _size(part: Request, need: Need | None) -> tuple[int, int]:
     return (part.per_node * part.nodes if need is None else need.charge_milli, part.cpu_milli)
 
 
-def _fit_key(request: Request) -> FitKey:
-    return (request.flavours, _place_key(request))
+def _same(now: Sequence[Node], before: Sequence[Node]) -> bool:
+    return len(now) == len(before) and (all(map(is_, now, before)) or now == before)
 
 
-def _place_key(request: Request) -> FitKey:
+def _place_key(request: Request) -> tuple[object, ...]:
     return (
         request.shape,
         request.per_node,
@@ -383,5 +457,5 @@ def _place_key(request: Request) -> FitKey:
         request.stage_datasets,
         request.spread,
         request.within,
-        tuple(_fit_key(part) for part in request.parts),
+        tuple((part.flavours, _place_key(part)) for part in request.parts),
     )

@@ -19,8 +19,9 @@ import structlog
 from django.db import connection, transaction
 
 from pool.engine.decide import decide
-from pool.engine.model import Place, Plan, Waiting
+from pool.engine.model import Place, Plan, Policy, Snapshot, Waiting
 from pool.engine.waits import Outlook
+from pool.engine.world import World
 from pool.models import SchedulerCycle
 from pool.selectors.planner_history import mix_learn, outlook_learn, use_by_person
 from pool.services.decisions import cycle_close, cycle_open, decides
@@ -93,6 +94,8 @@ class Planner:
     pressed: bool = False
     learnt_at: datetime | None = None
     outlook: Outlook = field(default_factory=Outlook)
+    world: World | None = None
+    """The engine's state of the pool as the last decision saw it."""
     cleaned: float = field(default_factory=time.monotonic)
 
     def learn(self, at: datetime) -> None:
@@ -103,6 +106,15 @@ class Planner:
         self.memory.user_use = use_by_person(at)
         self.outlook = outlook_learn(at)
         self.learnt_at = at
+
+    def judge(self, seen: Snapshot, policy: Policy, at: datetime, only: tuple[int, ...] | None) -> Plan:
+        """Decide in the world of the last decision, brought up to date; a failed one leaves none behind."""
+        world, self.world = self.world, None
+        if world is None or not world.follow(seen):
+            world = World(seen)
+        plan = decide(seen, policy, to_ms(at), only=only, world=world)
+        self.world = world
+        return plan
 
     def scope(self, at: datetime) -> tuple[int, ...] | None:
         """Whom to judge now: None everybody, otherwise these requests (perhaps nobody)."""
@@ -193,7 +205,7 @@ def _round_of(
     moment = time.monotonic()
     plan, snapshot = planner.quarantine.decide(
         memory.snapshot(policy, promised=only is not None),
-        lambda seen: decide(seen, policy, to_ms(at), only=only),
+        lambda seen: planner.judge(seen, policy, at, only),
     )
     steps["decide"], moment = _ms_since(moment), time.monotonic()
     cycle = None

@@ -159,9 +159,22 @@ def refusal(tree: QuotaTree, node_id: NodeId, amount: int, *, interruptible: boo
         cap = tree.nodes[step].hard_cap
         if cap is not None and tree.counters[step].total + amount > cap:
             return LevelCheck(step, "hard_cap", cap, tree.counters[step].total, amount)
-    checks = [] if interruptible else cap_checks(tree, node_id, amount, interruptible=False)
-    checks += borrow_checks(tree, node_id, amount)
-    return next((check for check in checks if not check.holds), None)
+    if not interruptible:
+        checks = cap_checks(tree, node_id, amount, interruptible=False)
+        failed = next((check for check in checks if not check.holds), None)
+        if failed is not None:
+            return failed
+    rising = amount
+    for step in path[:-1]:
+        kept, used, limit = tree.kept[step], tree.counters[step].charged, tree.nodes[step].borrow_limit
+        if limit is not None and used + rising > tree.subtree[step] + limit:
+            return LevelCheck(step, "borrow_limit", tree.subtree[step] + limit, used, rising)
+        rising -= max(0, kept - used)
+    root = path[-1]
+    used = tree.counters[root].charged
+    if used + rising > tree.subtree[root]:
+        return LevelCheck(root, "subtree_quota", tree.subtree[root], used, rising)
+    return None
 
 
 def headroom(tree: QuotaTree, node_id: NodeId, *, interruptible: bool) -> int:
