@@ -46,6 +46,7 @@ class Job:
         self.stop_told = False
         self.on_end: Callable[[Job], None] = lambda _job: None
         self.over_share = 0
+        self.asked: set[tuple[int, int | None]] = set()
         self.fetch_seconds = FETCH_SECONDS if self.meta.get("upload") else 0.0
         self.hooks: dict[str, subprocess.Popen[bytes] | None] = dict.fromkeys(self._cases())
         self.log = LogTail(self.path("output.log"), int(self.reported.get("offset") or 0), log_limit)

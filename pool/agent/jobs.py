@@ -9,12 +9,13 @@ import logging
 import os
 import re
 import shutil
+import signal
 import stat
 import time
 from collections.abc import Callable
 from typing import Any
 
-from pool.agent import accounts, containers, devices, environment, files, mps, procs, transfer
+from pool.agent import accounts, containers, devices, environment, files, mps, procs, transfer, workspace
 from pool.agent.facts import boot_id
 from pool.agent.job import Job
 from pool.agent.nvml import utc_now
@@ -23,6 +24,7 @@ from pool.agent.outbox import Outbox
 log = logging.getLogger("gpupool.agent")
 SAFE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,80}$")
 KEEP_SECONDS = 7 * 86400
+KEEP_WORK_SECONDS = 30 * 86400
 LOOKS_OVER = 2
 OVER_GRACE = 10.0
 TELL_SECONDS = 86400
@@ -174,6 +176,7 @@ class Jobs:
         meta.update(upload=bool(spec.get("upload")), mps=daemon)
         meta.update(gpu_mem_limit_mib=int(spec.get("gpu_mem_limit_mib") or 0) if mps.wanted(spec) else 0)
         meta.update(over_share=str(spec.get("over_share") or "notice"), health=spec.get("health") or None)
+        meta.update(left=str(spec.get("left") or "name"), work_limit_mib=int(spec.get("work_limit_mib") or 0))
         files.write_json(os.path.join(folder, "meta.json"), meta)
         if hold and account.switch:
             self._open_devices(folder, spec, account)
@@ -291,6 +294,37 @@ class Jobs:
                 job.stop("SIGTERM", OVER_GRACE, {"code": "over_share", "detail": detail, "retryable": False})
         return found
 
+    def end_left(self, job: Job, found: dict[str, dict[str, Any]]) -> list[int]:
+        """After a hold: its person's processes that are still on its cards are asked to end, and ended at the next
+        look, where the lease's policy says so (they are named either way). Never somebody else's. Gives those hit."""
+        account = job.meta.get("account_ids") or {}
+        if not job.meta.get("hold") or job.exit is None or job.meta.get("left") != "stop":
+            return []
+        hit = []
+        for pid in {int(one["pid"]) for item in found.values() for one in item.get("procs") or []}:
+            owner, ticks = procs.owner(pid), procs.start_ticks(pid)
+            if owner is None or owner == 0 or owner != account.get("uid") or pid == os.getpid():
+                continue
+            number = signal.SIGKILL if (pid, ticks) in job.asked else signal.SIGTERM
+            job.asked.add((pid, ticks))
+            try:
+                os.kill(pid, number)
+                hit.append(pid)
+            except OSError:
+                continue
+        return hit
+
+    def folders_over(self) -> list[tuple[Job, int]]:
+        """Jobs whose work folder is larger than allowed, with its MiB. Reads the disk: not for the event loop."""
+        over = []
+        for job in self.active():
+            limit = int(job.meta.get("work_limit_mib") or 0)
+            if limit and job.run is not None:
+                size = workspace.size_mib(str(job.meta.get("work_dir")), limit)
+                if size > limit:
+                    over.append((job, size))
+        return over
+
     def active(self) -> list[Job]:
         return [job for job in self.jobs.values() if job.exit is None]
 
@@ -320,9 +354,16 @@ class Jobs:
         return next((job for job in active if daemon and job.meta.get("mps") == daemon), None)
 
     def forget_old(self) -> None:
-        """Remove folders of jobs that ended a week ago."""
+        """Remove folders of jobs that ended a week ago, and work folders that nothing used for a month."""
         oldest = time.time() - KEEP_SECONDS
         for key, job in list(self.jobs.items()):
             if job.finished and os.path.getmtime(job.path("exit.json")) < oldest:
                 shutil.rmtree(job.folder, ignore_errors=True)
                 del self.jobs[key]
+        used = {str(job.meta.get("work_name")) for job in self.jobs.values()}
+        for name in workspace.unused(self.work_root, used, time.time() - KEEP_WORK_SECONDS):
+            shutil.rmtree(os.path.join(self.work_root, name), ignore_errors=True)  # follows no link
+            try:
+                os.unlink(transfer.mark_path(self.root, name))
+            except OSError:
+                pass

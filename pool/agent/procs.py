@@ -46,6 +46,14 @@ def name_of(pid: int) -> str:
         return ""
 
 
+def owner(pid: int) -> int | None:
+    """The account's number; None when the process is gone."""
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return None
+
+
 def user_of(pid: int) -> str | None:
     """The owner's login, or its number without an account; None when the process is not visible."""
     try:

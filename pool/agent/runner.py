@@ -36,6 +36,7 @@ JOB_POLL_SECONDS = 0.25
 INVENTORY_SECONDS = 60.0
 SILENCE_SECONDS = 45.0
 LAYOUT_SECONDS = 120.0
+FOLDER_SECONDS = 30.0
 BACKOFF = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 REFUSED_BACKOFF = float(os.environ.get("GPUPOOL_AGENT_REFUSED_SECONDS", "60"))
 
@@ -185,6 +186,9 @@ class Agent:
     async def _check_free(self, allocation: str, member: int, uuids: list[str]) -> None:
         answer = await self.collector.ask("sample") if uuids else {"ok": True, "rows": []}
         found = self.telemetry.check_free(uuids, answer, allocation)
+        job = self.jobs.jobs.get((allocation, member))
+        if job is not None:
+            self.jobs.end_left(job, found)
         self.outbox.put({"t": "free", "allocation": allocation, "member": member, "gpus": found})
 
     # -- connection ------------------------------------------------------------------------------------------
@@ -387,6 +391,22 @@ class Agent:
                 pass
             self._job_news.clear()
 
+    async def _folders(self) -> None:
+        """Work folders against their limits, in a thread: a large one takes its time to be counted."""
+        while not self._done.is_set():
+            try:
+                over = await asyncio.get_event_loop().run_in_executor(None, self.jobs.folders_over)
+            except OSError as error:
+                log.error("work folders: %s", error)
+                over = []
+            for job, size in over:
+                limit = job.meta.get("work_limit_mib")
+                detail = f"the work folder holds {size} MiB, {limit} MiB are allowed"
+                job.stop(
+                    "SIGTERM", 10.0, {"code": "workdir_over_limit", "detail": detail, "retryable": False}
+                )
+            await self._sleep(FOLDER_SECONDS)
+
     async def _sleep(self, seconds: float) -> None:
         try:
             await asyncio.wait_for(self._done.wait(), seconds)
@@ -425,7 +445,10 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
         await self._take_inventory()
-        tasks = [asyncio.ensure_future(part()) for part in (self._connection, self._sampler, self._keeper)]
+        tasks = [
+            asyncio.ensure_future(part())
+            for part in (self._connection, self._sampler, self._keeper, self._folders)
+        ]
         waiter: asyncio.Future[Any] = asyncio.ensure_future(self._done.wait())
         await asyncio.wait([*tasks, waiter], return_when=asyncio.FIRST_COMPLETED)
         finished = [task for task in tasks if task.done()]  # none, unless one of them broke

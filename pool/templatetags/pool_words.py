@@ -66,6 +66,12 @@ def event_words(event: AllocationEvent) -> str:
         "checkpoint_done": _("Its checkpoint is written"),
         "checkpoint_failed": _("Its checkpoint failed"),
         "idle_warning": _("Its holder was told that it counts as idle"),
+        "remote_opened": _remote(str(facts.get("kind", ""))),
+        "health_ok": _("Its health check succeeds on %(node)s") % where,
+        "health_failed": _("Its health check fails on %(node)s: %(why)s")
+        % {**where, "why": str(facts.get("why", ""))},
+        "over_share": _("It uses %(used)s MiB of the %(limit)s MiB of its share")
+        % {"used": facts.get("used_mib"), "limit": facts.get("limit_mib")},
         "members_stopping": _("Some of its nodes are taken back"),
         "shrunk": _("Goes on with fewer nodes"),
         "handover_refused": _("A GPU was not free at the hand-over; the work goes elsewhere"),
@@ -75,6 +81,47 @@ def event_words(event: AllocationEvent) -> str:
         "gpu_back": _("GPU %(index)s of %(node)s is back") % where,
     }
     return table.get(event.kind, event.kind.replace("_", " "))
+
+
+def _remote(kind: str) -> str:
+    """What its holder does in it from their own machine."""
+    table = {
+        "shell": _("A terminal was opened in it"),
+        "get": _("Files of its work folder were fetched"),
+        "put": _("Files were sent into its work folder"),
+        "forward": _("A port of it was forwarded"),
+    }
+    return table.get(kind, kind)
+
+
+def lacks_words(lacking: str) -> str:
+    """What keeps a node from something, by the agent's code."""
+    table = {
+        "no_mps_control": _("the driver's MPS control program is missing: shares are watched, not limited"),
+        "no_podman": _("podman is not installed"),
+        "no_cdi": _("no CDI files name its GPUs (nvidia-ctk cdi generate)"),
+        "not_root": _("the agent does not run as root"),
+        "no_nvidia_smi": _("the driver's tools are missing"),
+    }
+    return table.get(lacking, lacking)
+
+
+@register.filter
+def node_abilities(facts: dict[str, Any]) -> list[tuple[str, bool, str]]:
+    """(what, can, why not) of a node, as its agent tells; nothing where it did not tell."""
+    names = {
+        "fractions": _("Limits of fractions"),
+        "containers": _("Container images"),
+        "mig": _("New MIG layouts"),
+        "accounts": _("People's own accounts"),
+        "holds": _("Devices for one person"),
+    }
+    can = facts.get("can") or {}
+    return [
+        (str(label), bool(can[code].get("ok")), lacks_words(str(can[code].get("reason") or "")))
+        for code, label in names.items()
+        if isinstance(can.get(code), dict)
+    ]
 
 
 def _end_reason(code: str) -> str:
@@ -98,6 +145,7 @@ def event_tone(event: AllocationEvent) -> str:
         "checkpoint_done",
         "reclaim_withdrawn",
         "still_needed",
+        "health_ok",
     ):
         return "ok"
     if event.kind in (
@@ -107,6 +155,8 @@ def event_tone(event: AllocationEvent) -> str:
         "gpu_vanished",
         "not_free_yet",
         "checkpoint_failed",
+        "health_failed",
+        "over_share",
     ):
         return "bad"
     if event.kind in ("reclaim_notice", "expiry_warning", "idle_warning", "checkpoint_asked", "stopping"):

@@ -50,6 +50,8 @@ def start_spec(member: AllocationMember) -> dict[str, Any]:
         "mig_uuids": mig_uuids,
         "charge_milli": fraction.charge if fraction else sum(lease.charge for lease in leases),
         "gpu_mem_limit_mib": fraction.memory_mib or None if fraction else None,
+        "left": member.node.cluster.settings.get("hold_left") or "name",
+        "work_limit_mib": int(member.node.cluster.settings.get("work_limit_mib") or 0),
         "over_share": member.node.cluster.settings.get("over_share") or "notice",
         "mem_limit_mib": member.memory_mib or None,
         "cpu_milli": member.cpu_milli or None,

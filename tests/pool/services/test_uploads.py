@@ -76,6 +76,7 @@ def test_a_folder_is_kept_once_and_replaced_until_its_request_stands(lin: Any) -
         (folder(**{"../x": b"1"}), 400, "path_outside"),
         (folder(**{"/etc/x": b"1"}), 400, "path_absolute"),
     ],
+    ids=["no archive", "outside", "absolute"],
 )
 def test_what_is_not_taken_is_said_and_nothing_is_kept(lin: Any, data: bytes, status: int, code: str) -> None:
     answer = send(lin, data)
