@@ -7,6 +7,7 @@ from django.urls import path, re_path
 from monitoring.web import (
     fragments,
     views_alerts,
+    views_compare,
     views_exports,
     views_gpu,
     views_reports,
@@ -22,6 +23,8 @@ urlpatterns = [
     path("wall/cells.json", views_wall.wall_cells, name="wall-cells"),
     path("wall/held.json", views_wall.wall_held, name="wall-held"),
     path("wall/card/<uuid:uid>/", views_wall.wall_card, name="wall-card"),
+    path("gpus/compare/", views_compare.compare, name="gpu-compare"),
+    path("gpus/compare/file/", views_compare.compare_file, name="gpu-compare-file"),
     path("gpus/<uuid:uid>/", views_gpu.gpu_page, name="gpu"),
     path("gpus/<uuid:uid>/history.json", views_gpu.gpu_history, name="gpu-history"),
     path("gpus/<uuid:uid>/history.csv", views_gpu.gpu_history_csv, name="gpu-history-csv"),

@@ -1,4 +1,4 @@
-"""Prometheus text of the pool: cards by state, and each card's measures. A missing measure is absent, never 0 (P19)."""
+"""Prometheus text of the pool: cards, measures, waste, incidents. A missing measure is absent, never 0 (P19)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from django.db.models import Count, Sum
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from monitoring.engine.board import Board
 from monitoring.engine.frames import NONE16, NONE32
 from monitoring.engine.tiles import CODE, STATES
+from monitoring.models import Finding, GpuEvent
 from monitoring.selectors.board import board_now
+from pool.models import Node
+from portal.kernel.units import MS_PER_HOUR
+from portal.ops.models import Incident
 
 _LABELS = ["gpu", "slot", "node", "site", "model"]
 
@@ -30,6 +35,7 @@ class PoolCollector(Collector):
         yield self._states()
         yield from self._measures()
         yield self._installed()
+        yield from _found()
 
     def _states(self) -> Metric:
         board = self.board
@@ -96,6 +102,49 @@ class PoolCollector(Collector):
         cell = self.board.cells[i]
         node = self.board.nodes[cell.node]
         return [cell.uid, str(cell.slot), node.name, self.board.sites[node.site][1], node.model]
+
+
+def _found() -> Iterator[Metric]:
+    """What was found: waste by kind, open incidents, XIDs seen, rows of work that waits; five queries."""
+    waste = GaugeMetricFamily("gpupool_waste_gpus", "GPUs wasted now, by kind of finding", labels=["kind"])
+    count = GaugeMetricFamily("gpupool_findings_open", "Open waste findings", labels=["kind"])
+    hours = CounterMetricFamily(
+        "gpupool_waste_gpu_hours", "GPU-hours wasted so far, by kind", labels=["kind"]
+    )
+    open_now = {
+        kind: (n, milli)
+        for kind, n, milli in Finding.objects.filter(state=Finding.State.OPEN)
+        .values_list("kind")
+        .annotate(Count("id"), Sum("waste_milli"))
+    }
+    so_far = dict(Finding.objects.values_list("kind").annotate(Sum("gpu_ms")))
+    for kind in Finding.Kind.values:
+        n, milli = open_now.get(kind, (0, 0))
+        count.add_metric([kind], n)
+        waste.add_metric([kind], milli / 1000)
+        hours.add_metric([kind], so_far.get(kind, 0) / MS_PER_HOUR)
+    yield from (waste, count, hours)
+    incidents = GaugeMetricFamily("gpupool_incidents_open", "Open incidents", labels=["kind", "severity"])
+    rows = Incident.objects.exclude(state="closed").values_list("kind", "severity").annotate(Count("id"))
+    for kind, severity, n in rows.order_by("kind", "severity"):
+        incidents.add_metric([kind, severity], n)
+    yield incidents
+    xids = CounterMetricFamily("gpupool_xid_events", "XIDs that nodes reported, by code", labels=["code"])
+    for code, n in (
+        GpuEvent.objects.filter(kind="xid").values_list("code").annotate(Count("id")).order_by("code")
+    ):
+        if code is not None:
+            xids.add_metric([str(code)], n)
+    yield xids
+    nodes = GaugeMetricFamily(
+        "gpupool_nodes", "Nodes by what was seen and what was decided", labels=["health", "schedulable"]
+    )
+    seen = (
+        Node.objects.exclude(schedulable="retired").values_list("health", "schedulable").annotate(Count("id"))
+    )
+    for health, schedulable, n in seen.order_by("health", "schedulable"):
+        nodes.add_metric([health, schedulable], n)
+    yield nodes
 
 
 _kept: tuple[float, Board, bytes] | None = None

@@ -33,6 +33,7 @@ SPANS: dict[str, Span] = {
     "24h": Span("24h", timedelta(hours=24), 60, 300),
     "7d": Span("7d", timedelta(days=7), 3600, 3600),
     "30d": Span("30d", timedelta(days=30), 3600, 3600),
+    "1y": Span("1y", timedelta(days=365), 86400, 86400),
 }
 
 
@@ -115,15 +116,16 @@ class Point:
     power_max_w: float | None
 
 
-_HISTORY = """
-SELECT to_timestamp(floor(extract(epoch FROM bucket) / %(point)s) * %(point)s) AS at, sum(samples), sum(covered_s),
+_SUMS = """
+    to_timestamp(floor(extract(epoch FROM r.bucket) / %(point)s) * %(point)s) AS at, sum(samples), sum(covered_s),
     sum(util_n), sum(util_sum), max(util_max), sum(sm_n), sum(sm_sum), sum(mem_n), sum(mem_sum), max(mem_max),
-    sum(temp_n), sum(temp_sum), max(temp_max), sum(power_n), sum(power_sum), max(power_max),
-    count(DISTINCT (gpu_id, slot))
-FROM monitoring_gpurollup
-WHERE gpu_id = ANY(%(gpus)s) AND slot = ANY(%(slots)s) AND step = %(step)s AND bucket >= %(start)s AND bucket < %(end)s
-GROUP BY 1 ORDER BY 1
+    sum(temp_n), sum(temp_sum), max(temp_max), sum(power_n), sum(power_sum), max(power_max)
+FROM unnest(%(gpus)s::bigint[], %(slots)s::smallint[]) AS k(gpu_id, slot)
+JOIN monitoring_gpurollup r ON r.gpu_id = k.gpu_id AND r.slot = k.slot
+WHERE r.step = %(step)s AND r.bucket >= %(start)s AND r.bucket < %(end)s
 """
+_HISTORY = f"SELECT {_SUMS} GROUP BY 1 ORDER BY 1"
+_HISTORIES = f"SELECT k.gpu_id, k.slot, {_SUMS} GROUP BY 1, 2, 3 ORDER BY 3"
 
 
 def history(keys: Iterable[Key], *, start: datetime, end: datetime, step: int, point_s: int) -> list[Point]:
@@ -136,37 +138,44 @@ def history(keys: Iterable[Key], *, start: datetime, end: datetime, step: int, p
     if not wanted:
         return []
     with connection.cursor() as cursor:
-        cursor.execute(
-            _HISTORY,
-            {
-                "gpus": [k[0] for k in wanted],
-                "slots": list({k[1] for k in wanted}),
-                "step": step,
-                "point": point_s,
-                "start": start,
-                "end": end,
-            },
-        )
-        rows = cursor.fetchall()
-    out = []
-    for at, samples, covered, un, us, um, sn, ss, mn, ms, mm, tn, ts, tm, pn, ps, pm, _n in rows:
-        out.append(
-            Point(
-                at=at,
-                samples=int(samples),
-                coverage=min(1.0, int(covered) / (point_s * len(wanted))),
-                util=_scaled(us, un, 10),
-                util_max=None if um is None else um / 10,
-                sm=_scaled(ss, sn, 10),
-                mem_mib=_scaled(ms, mn, 1),
-                mem_max_mib=mm,
-                temp=_scaled(ts, tn, 1),
-                temp_max=tm,
-                power_w=_scaled(ps, pn, 1000),
-                power_max_w=None if pm is None else round(pm / 1000, 1),
-            )
-        )
+        cursor.execute(_HISTORY, _asked(wanted, start, end, step, point_s))
+        return [_point(row, point_s * len(wanted)) for row in cursor.fetchall()]
+
+
+def histories(
+    keys: Iterable[Key], *, start: datetime, end: datetime, step: int, point_s: int
+) -> dict[Key, list[Point]]:
+    """The same for each card by itself, in one query; a card without data has no points."""
+    out: dict[Key, list[Point]] = {key: [] for key in keys}
+    if out:
+        with connection.cursor() as cursor:
+            cursor.execute(_HISTORIES, _asked(list(out), start, end, step, point_s))
+            for gpu_id, slot, *row in cursor.fetchall():
+                out[gpu_id, slot].append(_point(row, point_s))
     return out
+
+
+def _asked(keys: list[Key], start: datetime, end: datetime, step: int, point_s: int) -> dict[str, Any]:
+    gpus, slots = [k[0] for k in keys], [k[1] for k in keys]
+    return {"gpus": gpus, "slots": slots, "step": step, "point": point_s, "start": start, "end": end}
+
+
+def _point(row: Sequence[Any], whole_s: int) -> Point:
+    at, samples, covered, un, us, um, sn, ss, mn, ms, mm, tn, ts, tm, pn, ps, pm = row
+    return Point(
+        at=at,
+        samples=int(samples),
+        coverage=min(1.0, int(covered) / whole_s),
+        util=_scaled(us, un, 10),
+        util_max=None if um is None else um / 10,
+        sm=_scaled(ss, sn, 10),
+        mem_mib=_scaled(ms, mn, 1),
+        mem_max_mib=mm,
+        temp=_scaled(ts, tn, 1),
+        temp_max=tm,
+        power_w=_scaled(ps, pn, 1000),
+        power_max_w=None if pm is None else round(pm / 1000, 1),
+    )
 
 
 def _scaled(total: Any, n: Any, scale: int) -> float | None:
@@ -174,9 +183,13 @@ def _scaled(total: Any, n: Any, scale: int) -> float | None:
     return None if value is None else round(value / scale, 2)
 
 
+def span_start(span: Span, end: datetime) -> datetime:
+    """Where a span that ends then begins: at the begin of a point."""
+    start = end - span.length
+    return start - timedelta(seconds=start.timestamp() % span.point_s)
+
+
 def span_points(keys: Iterable[Key], span: Span) -> list[Point]:
     """The history of a span that ends now."""
     end = now()
-    start = end - span.length
-    start -= timedelta(seconds=start.timestamp() % span.point_s)
-    return history(keys, start=start, end=end, step=span.step, point_s=span.point_s)
+    return history(keys, start=span_start(span, end), end=end, step=span.step, point_s=span.point_s)

@@ -37,7 +37,7 @@ def history_figure(points: Sequence[Point], *, start: str, end: str, step_s: int
     from plotly import graph_objects as go
 
     traces: list[dict[str, Any]] = []
-    xs, holes = _with_holes(points, step_s)
+    xs, holes = with_holes(points, step_s)
     rows = lines()
     layout: dict[str, Any] = {
         "height": 560,
@@ -97,7 +97,7 @@ def history_figure(points: Sequence[Point], *, start: str, end: str, step_s: int
     return {"data": traces if points else [], "layout": layout, "table": history_table(points)}
 
 
-def _with_holes(points: Sequence[Point], step_s: int) -> tuple[list[str], list[int | None]]:
+def with_holes(points: Sequence[Point], step_s: int) -> tuple[list[str], list[int | None]]:
     """Times and point numbers, with an empty one after each point that the next does not follow at once."""
     xs: list[str] = []
     numbers: list[int | None] = []

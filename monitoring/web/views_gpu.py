@@ -44,7 +44,7 @@ def gpu_page(request: HttpRequest, uid: UUID) -> HttpResponse:
     held = about.holdings(policy, card)
     states = about.states_of(card)
     span = _span(request)
-    spans = {"1h": _("1 h"), "24h": _("24 h"), "7d": _("7 d"), "30d": _("30 d")}
+    spans = {"1h": _("1 h"), "24h": _("24 h"), "7d": _("7 d"), "30d": _("30 d"), "1y": _("1 y")}
     state = states.get(0)
     context = {
         "gpu": card,
@@ -67,6 +67,7 @@ def gpu_page(request: HttpRequest, uid: UUID) -> HttpResponse:
         "events": [_event(e) for e in about.events_of(card)],
         "api_call": f"GET /api/v1/gpus/{uid}/samples/?from=…",
         "incidents": about.incidents_of(card),
+        "compare_url": f"{reverse('monitoring:gpu-compare')}?node={card.node.uid}&span={span.code}",
     }
     return render(request, "monitoring/gpu.html", context)
 

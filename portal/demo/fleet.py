@@ -51,6 +51,8 @@ BEHAVIOUR: dict[tuple[str, int], dict[str, Any]] = {
     ("sh-l20-02", 3): {"behaviour": "no_data"},
     ("bj-a30-02", 3): {"behaviour": "xid", "xid": 63},
 }
+# A card on which somebody works without a lease
+FOREIGN = ("bj-a30-02", 2)
 # Slices of a split card: (profile, start, size in memory slots, MiB)
 SPLITS: dict[str, tuple[tuple[str, int, int, int], ...]] = {
     "a100-80gb": (("3g.40gb", 0, 4, 40192), ("2g.20gb", 4, 2, 19968), ("1g.10gb", 6, 1, 9728)),

@@ -18,6 +18,7 @@ from portal.demo.first import anchor, ask, is_seeded
 from portal.demo.lives import Stage, play
 from portal.demo.story import Life, story
 from portal.demo.telemetry import tracks, write_hours, write_raw
+from portal.demo.waste import waste
 from portal.kernel.clock import now, set_clock
 from portal.kernel.errors import DomainError
 from portal.kernel.locks import try_advisory_lock
@@ -82,6 +83,7 @@ def _fill(say: Callable[[str], Any], facts: dict[str, Any]) -> bool:
     ledger_accrue()
     _close_months(begun)
     reconcile_books()
+    waste()
     return True
 
 
