@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from pool.agent import accounts, build, environment, files, kmsg, shim
+from pool.client import build as client_build
 from tests.pool.agent.conftest import ROOT, clean_environment, python38, wait_for
 
 # Newer than Python 3.8, and easy to write by habit.
@@ -32,9 +33,12 @@ def pyz(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.mark.parametrize("name", sorted(name for name in build.members() if name.endswith(".py")))
+INSIDE = {**build.members(), **client_build.members()}
+
+
+@pytest.mark.parametrize("name", sorted(name for name in INSIDE if name.endswith(".py")))
 def test_every_file_is_python_38(name: str) -> None:
-    tree = ast.parse(build.members()[name], feature_version=(3, 8))
+    tree = ast.parse(INSIDE[name], feature_version=(3, 8))
     if not name.startswith("pool/"):
         return
     for node in ast.walk(tree):
@@ -50,10 +54,11 @@ def test_every_file_is_python_38(name: str) -> None:
         for module in modules:
             top = module.split(".")[0]
             assert top in sys.stdlib_module_names | {"pool", "pynvml"} and top not in NEW_MODULES, module
-            assert top != "pool" or module.startswith("pool.agent"), f"{name} imports {module}"
+            own = ("pool.agent", "pool.client") if name.startswith("pool/client") else ("pool.agent",)
+            assert top != "pool" or module.startswith(own), f"{name} imports {module}"
         keywords = [k.arg for k in node.keywords] if isinstance(node, ast.Call) else []
         assert not ("strict" in keywords and getattr(getattr(node, "func", None), "id", "") == "zip"), name
-    assert "from __future__ import annotations" in build.members()[name].decode() or name.endswith(
+    assert "from __future__ import annotations" in INSIDE[name].decode() or name.endswith(
         ("__init__.py", "__main__.py")
     )
 
