@@ -208,6 +208,26 @@ class LogPiecesSerializer(serializers.Serializer[Any]):
     pieces = LogPieceSerializer(many=True)
 
 
+class EndpointSerializer(serializers.Serializer[Any]):
+    """Where one replica answers."""
+
+    replica = serializers.IntegerField()
+    allocation = serializers.UUIDField()
+    node = serializers.CharField()
+    address = serializers.CharField(help_text="of its node, inside the pool's network")
+    port = serializers.IntegerField(allow_null=True, help_text="that its health check asks")
+    healthy = serializers.BooleanField(allow_null=True, help_text="null: no check, or not asked yet")
+    since = serializers.DateTimeField(allow_null=True)
+
+
+class ServiceEndpointsSerializer(serializers.Serializer[Any]):
+    """A service and its running replicas."""
+
+    request = serializers.UUIDField()
+    ref = serializers.CharField()
+    replicas = EndpointSerializer(many=True)
+
+
 class WorkUploadSerializer(serializers.ModelSerializer[WorkUpload]):
     """A project folder that was sent."""
 

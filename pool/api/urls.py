@@ -7,6 +7,7 @@ from typing import Any
 from pool.api import (
     dataset_views,
     decision_views,
+    endpoint_views,
     reclaim_views,
     upload_views,
     views,
@@ -18,6 +19,7 @@ router_entries: list[tuple[str, Any, str]] = [
     ("gpus", views.GpuViewSet, "gpu"),
     ("allocations", views.AllocationViewSet, "allocation"),
     ("queue", views.QueueViewSet, "queue"),
+    ("service-endpoints", endpoint_views.ServiceEndpointViewSet, "service-endpoint"),
     ("work-uploads", upload_views.WorkUploadViewSet, "work-upload"),
     ("decisions", decision_views.DecisionViewSet, "decision"),
     ("policies", decision_views.PolicyViewSet, "policy"),

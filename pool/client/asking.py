@@ -116,7 +116,10 @@ def find_request(api: Api, ref: str) -> dict[str, Any]:
 def find_allocation(api: Api, ref: str | None) -> dict[str, Any]:
     """The newest allocation of R-17, or A-5 itself; without a name the only one of mine that runs."""
     if ref and re.fullmatch(r"[Rr]-\d{1,18}", ref):
-        rows = api.get("/allocations/", request=find_request(api, ref)["uid"])["results"]
+        asked = find_request(api, ref)
+        if asked["series"] == "service":
+            return replica(api, asked)
+        rows = api.get("/allocations/", request=asked["uid"])["results"]
     else:
         me = api.get("/me/")["username"]
         rows = api.get("/allocations/", holder=me, open=None if ref else "true", page_size=200)["results"]
@@ -132,6 +135,15 @@ def find_allocation(api: Api, ref: str | None) -> dict[str, Any]:
             else text("you have no running work; name it (R-17)")
         )
     return dict(rows[0])
+
+
+def replica(api: Api, service: dict[str, Any]) -> dict[str, Any]:
+    """The allocation of the replica of a service that is best to talk to now."""
+    found = api.get(f"/service-endpoints/{service['uid']}/")["replicas"]
+    well = [one for one in found if one["healthy"] is not False]
+    if not well:
+        raise Usage(text("no replica of {ref} is well", ref=service["ref"]))
+    return dict(api.get(f"/allocations/{well[0]['allocation']}/"))
 
 
 def amount(row: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 import sys
+import time
 
 from pool.agent.archive import BadArchive
 from pool.client import VERSION, asking, remote, running, settings
@@ -170,7 +171,23 @@ def _remote(api: Api, options: argparse.Namespace) -> int:
     if not there.isdecimal() or (here and not here.isdecimal()):
         raise asking.Usage("[HERE:]THERE")
     port = int(here or there)
-    return remote.forward(api, found["uid"], found["request_ref"], port, int(there), options.member)
+    moves = options.ref.upper().startswith("R-") and found["request_ref"] != options.ref.upper()
+    while True:
+        try:
+            code = remote.forward(api, found["uid"], found["request_ref"], port, int(there), options.member)
+        except (remote.Lost, remote.Refusal):
+            if not moves:
+                raise
+            code = None
+        if code is not None or not moves:
+            return code or 0
+        # A service: its replicas come and go, the port here stays.
+        say("{ref}: going over to another replica", ref=options.ref.upper())
+        time.sleep(1.0)
+        try:
+            found = asking.find_allocation(api, options.ref)
+        except asking.Usage as error:
+            print(f"gpupool: {error}", file=sys.stderr)
 
 
 def _copy(api: Api, options: argparse.Namespace) -> int:

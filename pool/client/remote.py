@@ -238,13 +238,13 @@ def _read_input(loop: Any, put: Callable[[bytes], None]) -> Callable[[], None]:
 # -- ports ---------------------------------------------------------------------------------------------------
 
 
-def forward(api: Api, uid: str, ref: str, here: int, there: int, member: int = 0) -> int:
-    """Listen on this machine's loopback only, until Ctrl-C."""
+def forward(api: Api, uid: str, ref: str, here: int, there: int, member: int = 0) -> int | None:
+    """Listen on this machine's loopback only, until Ctrl-C (0) or the end of the work (None)."""
     try:
         _run(_forward(api, uid, ref, here, {"kind": "forward", "port": there, "member": member}))
     except KeyboardInterrupt:
-        pass
-    return 0
+        return 0
+    return None
 
 
 async def _forward(api: Api, uid: str, ref: str, here: int, order: dict[str, Any]) -> None:

@@ -46,6 +46,8 @@ CHINESE = {
     "connection lost": "连接中断",
     "one side is REF:PATH, the other a path here": "一侧为 REF:PATH,另一侧为本机路径",
     "copied {files} files, {kib} KiB": "已复制 {files} 个文件,{kib} KiB",
+    "no replica of {ref} is well": "{ref} 没有健康的副本",
+    "{ref}: going over to another replica": "{ref}:正在切换到另一副本",
     "nothing to show": "没有可显示的内容",
     "released": "已释放",
     "withdrawn": "已撤回",

@@ -63,8 +63,10 @@ def nodes(site: Site, nvml: FakeNvml, tmp_path: Path) -> Iterator[list[Node]]:
         code = enrolment_code_create(acting_user=SYSTEM, node_name=name)
         answer = agent.command("enrol", code, "--url", site.url, "--job-account", "nobody")
         assert answer.returncode == 0, answer.stderr
-        agent.start()
+        Node.objects.update(hostname=name, machine_id="")  # else the second code enrols the same machine again
         running.append(agent)
+    for agent in running:
+        agent.start()
     wait_for(lambda: Node.objects.filter(health="ok").count() == 2)
     Node.objects.update(address="127.0.0.1")
     yield list(Node.objects.order_by("name"))
