@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import importlib.util
 import os
 import re
 import shutil
@@ -202,6 +203,29 @@ def install_packages(run: Run) -> bool:
     return False
 
 
+def install_torch(run: Run) -> None:
+    """What the test of a gang runs, once: large, so that its lack is a remark of its own."""
+    if importlib.util.find_spec("torch") is not None:
+        return
+    began = time.monotonic()
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "-e",
+        ".[gang]",
+    ]
+    print("\n== packages: pip install -e .[gang]", flush=True)
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if answer.returncode == 0:
+        run.outcomes.append(Outcome("packages of the gang", "ok", time.monotonic() - began))
+    else:
+        run.missing("packages of the gang", "torch could not be installed (pip install -e .[gang])")
+
+
 def _has(part: str) -> bool:
     return Path(part).exists() if part.startswith("/") else shutil.which(part) is not None
 
@@ -327,6 +351,8 @@ def main() -> int:
     if not install_packages(run):
         return run.summary()
     install_system_parts(run)
+    if not run.fast and run.wants("tests serial"):
+        install_torch(run)
     static_checks(run)
     needs_database = [n for n in ("system checks", "migrations", "translations", "tests") if run.wants(n)]
     if needs_database or any(word.startswith("tests") for word in run.only):
