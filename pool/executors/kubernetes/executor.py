@@ -43,10 +43,10 @@ from pool.executors.kubernetes.limits import compared, pushed
 from pool.executors.kubernetes.names import SpecError
 from pool.executors.kubernetes.session import NOT_FOUND, Session, Sessions, failure
 from pool.executors.kubernetes.spec import order_of
-from pool.executors.kubernetes.states import is_over, observed
+from pool.executors.kubernetes.states import departed, is_over, observed
 from pool.executors.kubernetes.sweeping import sweep
 from pool.executors.kubernetes.view import slim
-from pool.models import AllocationMember, Cluster, Node
+from pool.models import Allocation, AllocationMember, Cluster, Node
 
 log = structlog.get_logger(__name__)
 CONFLICT = 409
@@ -54,6 +54,7 @@ TOO_MANY = 429
 KILL_GRACE_S = 1
 """Never 0: that removes the object before the node has ended the work, and nobody would see it end."""
 ASK_ONE_BY_ONE = 20
+WANTED = (Allocation.State.RESERVED, Allocation.State.STARTING, Allocation.State.RUNNING)
 EVICTIONS = ("policy/v1", "policy/v1beta1")
 
 
@@ -181,7 +182,7 @@ class KubernetesExecutor:
             pod = session.connection.get(_path(session, member))
         except Problem as problem:
             if problem.code == NOT_FOUND:
-                return Observation("unknown")
+                return _went(session, member)
             raise failure(problem, f"pod of {member}") from problem
         if _key(pod) != (member.allocation.uid, member.number):
             return Observation("unknown")
@@ -199,7 +200,7 @@ class KubernetesExecutor:
                 session.view.relist(session.connection)
                 ours, seen = self._known(session, members)
                 absent = [member for key, member in ours.items() if key not in seen]
-                seen |= {(one.allocation.uid, one.number): Observation("unknown") for one in absent}
+                seen |= {(one.allocation.uid, one.number): _went(session, one) for one in absent}
             else:
                 seen |= {(one.allocation.uid, one.number): self._ask(session, one) for one in absent}
         except Problem as problem:
@@ -354,6 +355,16 @@ def _where(session: Session, member: AllocationMember) -> tuple[str, str]:
 def _path(session: Session, member: AllocationMember) -> str:
     namespace, name = _where(session, member)
     return f"/api/v1/namespaces/{namespace}/pods/{name}"
+
+
+def _went(session: Session, member: AllocationMember) -> Observation:
+    """A member without a pod: known to have gone, or never seen."""
+    namespace, name = _where(session, member)
+    pod = session.view.gone.get(f"{namespace}/{name}")
+    if pod is None or _key(pod) != (member.allocation.uid, member.number):
+        return Observation("unknown")
+    wanted = member.allocation.state in WANTED and member.stop_ordered_at is None
+    return departed(pod, wanted)
 
 
 def _key(pod: dict[str, Any]) -> Key | None:

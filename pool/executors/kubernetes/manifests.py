@@ -1,4 +1,4 @@
-"""Manifests: pods, their service, indexed Jobs, claims, namespaces, quotas.
+"""Manifests: pods, their service, claims, namespaces, quotas.
 
 Pure: from a ``PodOrder`` to what the API is sent. Whatever came from people sits in exactly one field as data (see
 `names`); all names are made here. Pods never run as root unless the cluster's settings say so, get no token of the
@@ -7,7 +7,7 @@ cluster, no capability, no host namespace, and no volume but those of the settin
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
@@ -81,55 +81,8 @@ def pod(order: PodOrder) -> dict[str, Any]:
             "labels": labels_of(order),
             "annotations": {names.NODE: order.node, **order.devices.annotations},
         },
-        "spec": _spec(order, [order.node]),
+        "spec": _spec(order),
     }
-
-
-def job(orders: list[PodOrder]) -> dict[str, Any]:
-    """An indexed Job for a gang whose members are alike: one pod on each of the chosen nodes; which index lands where
-    is the scheduler's. Needs Kubernetes 1.24. A pod that fails fails the gang, whole."""
-    first = orders[0]
-    labels = {name: value for name, value in labels_of(first).items() if name != names.MEMBER}
-    spec = _spec(first, [order.node for order in orders])
-    spec["affinity"]["podAntiAffinity"] = {
-        "requiredDuringSchedulingIgnoredDuringExecution": [
-            {
-                "labelSelector": {"matchLabels": {names.ALLOCATION: str(first.uid)}},
-                "topologyKey": "kubernetes.io/hostname",
-            }
-        ]
-    }
-    del spec["hostname"]  # the Job names its pods by index
-    container = spec["containers"][0]
-    container["env"] = [one for one in container["env"] if one["name"] != "NODE_RANK"] + [
-        {
-            "name": "NODE_RANK",
-            "valueFrom": {
-                "fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}
-            },
-        }
-    ]
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": first.group, "namespace": first.namespace, "labels": labels},
-        "spec": {
-            "completionMode": "Indexed",
-            "completions": len(orders),
-            "parallelism": len(orders),
-            "backoffLimit": 0,
-            "template": {
-                "metadata": {"labels": labels, "annotations": dict(first.devices.annotations)},
-                "spec": spec,
-            },
-        },
-    }
-
-
-def alike(orders: list[PodOrder]) -> bool:
-    """Whether all members want the same, so that one template does for them."""
-    plain = {repr(replace(order, number=0, node="", ours={})) for order in orders}
-    return len(plain) == 1 and not orders[0].devices.annotations and not orders[0].devices.claims
 
 
 def service(order: PodOrder) -> dict[str, Any]:
@@ -198,7 +151,7 @@ def rendezvous(order: PodOrder) -> dict[str, str]:
     }
 
 
-def _spec(order: PodOrder, nodes: list[str]) -> dict[str, Any]:
+def _spec(order: PodOrder) -> dict[str, Any]:
     options = order.options
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
@@ -207,7 +160,7 @@ def _spec(order: PodOrder, nodes: list[str]) -> dict[str, Any]:
         "terminationGracePeriodSeconds": max(1, order.grace_s),
         "hostname": order.name,
         "securityContext": _pod_security(options),
-        "affinity": {"nodeAffinity": _on(nodes)},
+        "affinity": {"nodeAffinity": _on(order.node)},
         "tolerations": [
             {"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in (GPU, *options.tolerations)
         ],
@@ -228,11 +181,9 @@ def _spec(order: PodOrder, nodes: list[str]) -> dict[str, Any]:
     return spec
 
 
-def _on(nodes: list[str]) -> dict[str, Any]:
-    """Only on these nodes, by name and not by a label that could be wrong."""
-    terms = [
-        {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]} for node in nodes
-    ]
+def _on(node: str) -> dict[str, Any]:
+    """Only on this node, by name and not by a label that could be wrong."""
+    terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]
     return {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
 
 

@@ -35,7 +35,7 @@ class Volume:
 class Options:
     """``server``, ``ca``: where to call and by which authority, used with the credential `token`; a `kubeconfig` has
     its own. ``default_image`` runs commands and holds that name no image. ``run_as``: the user of containers; with
-    ``allow_root`` images may decide. ``gangs``: `pods` (one for each member, on its node), or `job` (an indexed Job).
+    ``allow_root`` images may decide.
     """
 
     server: str = ""
@@ -51,7 +51,6 @@ class Options:
     scheduler: str = ""
     priority_class: str = ""
     volumes: tuple[Volume, ...] = ()
-    gangs: str = "pods"
 
 
 def options_of(settings: Mapping[str, Any]) -> Options:
@@ -64,8 +63,6 @@ def options_of(settings: Mapping[str, Any]) -> Options:
         if name not in known:
             raise SpecError("settings_wrong", f"unknown setting {name!r}")
         values[name] = _checked(name, value)
-    if values.get("gangs", "pods") not in ("pods", "job"):
-        raise SpecError("settings_wrong", "gangs: pods or job")
     if values.get("server") and not str(values["server"]).startswith("https://"):
         raise SpecError("settings_wrong", "server: an https address")
     if values.get("default_image"):

@@ -80,6 +80,24 @@ def observed(pod: Mapping[str, Any]) -> Observation:
     return Observation("starting", external_id=external, detail=_waits_for(status, waiting, bound))
 
 
+def departed(pod: Mapping[str, Any], wanted: bool) -> Observation:
+    """A member whose pod went, from how it was last seen. ``wanted``: we did not ask for its end, so somebody else
+    removed it."""
+    last = observed(pod)
+    if last.state == "free":
+        return last
+    began = last.state in ("running", "exited")
+    detail = "The pod was removed over there."
+    return Observation(
+        "free",
+        started_at=last.started_at,
+        external_id=last.external_id,
+        account=last.account,
+        error={"code": "removed_there", "detail": detail, "retryable": True} if wanted else None,
+        failed_start=not began,
+    )
+
+
 def is_over(pod: Mapping[str, Any]) -> bool:
     """Whether it ended and holds nothing any more."""
     status = pod.get("status") or {}

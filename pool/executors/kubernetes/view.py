@@ -8,6 +8,7 @@ any case, everything is listed anew. Pods are kept without what nobody here read
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ QUIET_S = 0.1
 RELIST_S = 240.0
 """Shorter than the five minutes after which a server may forget where we were."""
 GONE = 410
+GONE_KEPT = 5000
 OURS = (names.ALLOCATION, names.MEMBER, names.MANAGED_BY)
 
 
@@ -68,10 +70,13 @@ def key_of(pod: Mapping[str, Any]) -> str:
 
 
 class PodView:
-    """Pods by ``namespace/name``. ``lists`` and ``resumes`` count how it was kept up to date."""
+    """Pods by ``namespace/name``, and the last of those that went (``gone``): who was seen and is there no more cannot
+    still be on its way. ``lists`` and ``resumes`` count how it was kept up to date.
+    """
 
     def __init__(self) -> None:
         self.pods: dict[str, dict[str, Any]] = {}
+        self.gone: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self.version = ""
         self.listed_at = float("-inf")
         self.lists = 0
@@ -100,6 +105,8 @@ class PodView:
             if not more:
                 break
             query = {"limit": PAGE, "continue": more}
+        for key in self.pods.keys() - pods.keys():
+            self._went(key, self.pods[key])
         self.pods = pods
         self.version = str(page["metadata"]["resourceVersion"])
         self.listed_at = time.monotonic()
@@ -125,6 +132,13 @@ class PodView:
             raise Problem(int(item.get("code") or 500), str(item.get("reason")), str(item.get("message")))
         if kind == "DELETED":
             self.pods.pop(key_of(item), None)
+            self._went(key_of(item), slim(item))
         elif kind in ("ADDED", "MODIFIED"):
             self.pods[key_of(item)] = slim(item)
         self.version = str(item["metadata"]["resourceVersion"])
+
+    def _went(self, key: str, pod: dict[str, Any]) -> None:
+        if names.ALLOCATION in pod["metadata"]["labels"]:
+            self.gone[key] = pod
+            while len(self.gone) > GONE_KEPT:
+                self.gone.popitem(last=False)
