@@ -2,9 +2,10 @@
 """Every check of the project in one command: `python tests/run.py`.
 
 Makes `.venv` in the checkout where this does not run in it yet, installs what is missing (Python packages
-with pip; on Debian as root also a browser, fonts, gettext and a compiler), then runs lint, types, import
+with pip; on Debian as root also a browser, fonts, gettext, compilers and etcd), then runs lint, types, import
 contracts, template lint, migrations, translations and all tests on an embedded PostgreSQL and Valkey, and the
-database tests once more on this machine's own PostgreSQL and Redis where they answer. Runs every step even
+database tests once more on this machine's own PostgreSQL and Redis where they answer. A real Kubernetes control plane
+for its tests is built from Debian's source beside the other steps, once: it is kept in the user's cache folder. Runs every step even
 after a failure; the exit code is 0 only if all passed. With CI=true a missing part is a failure, elsewhere it
 is reported as not run.
 """
@@ -25,6 +26,7 @@ import sys
 import tempfile
 import time
 import venv
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,6 +42,7 @@ SYSTEM_PARTS = (
     ("gcc", "gcc"),
     ("/usr/include/stdio.h", "libc6-dev"),
     ("/usr/share/fonts/opentype/noto/NotoSansCJK-Regular.ttc", "fonts-noto-cjk"),
+    ("etcd", "etcd-server"),
 )
 OUTSIDE_POSTGRES = "postgres://postgres@127.0.0.1:5432/gpupool_check"
 OUTSIDE_REDIS = "redis://127.0.0.1:6379/8"
@@ -232,7 +235,10 @@ def _has(part: str) -> bool:
 
 def install_system_parts(run: Run) -> None:
     """Debian packages that the tests use, where this may install them."""
-    wanted = [package for part, package in SYSTEM_PARTS if not _has(part)]
+    from tests.native import k8s
+
+    parts = SYSTEM_PARTS if run.fast or k8s.built() else (*SYSTEM_PARTS, *k8s.BUILD_PARTS)
+    wanted = [package for part, package in parts if not _has(part)]
     if not wanted:
         return
     began = time.monotonic()
@@ -244,11 +250,46 @@ def install_system_parts(run: Run) -> None:
             command = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *wanted]
             if _stream(command, environment)[0] == 0:
                 break
-    still = [package for part, package in SYSTEM_PARTS if not _has(part)]
+    still = [package for part, package in parts if not _has(part)]
     if still:
         run.missing("system parts", f"{', '.join(still)} (install with apt)")
     else:
         run.outcomes.append(Outcome("system parts", "ok", time.monotonic() - began))
+
+
+@contextlib.contextmanager
+def building_kubernetes(run: Run) -> Iterator[Callable[[], None]]:
+    """Builds the Kubernetes programs of the tests beside everything else, at the lowest priority, where they are not
+    there yet; gives what waits for them. A build that is still under way ends with this."""
+    from tests.native import k8s
+
+    if run.fast or not run.wants("tests kubernetes") or not k8s.can_build():
+        yield lambda: None
+        return
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="gpupool-k8s-") as folder:
+        output = Path(folder) / "build.out"
+        process = k8s.build_in_background(output)
+
+        def wait() -> None:
+            if process is None:
+                return
+            print("\n== kubernetes programs: waiting for their build", flush=True)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(k8s.PATIENCE_S)
+            if process.returncode == 0:
+                run.outcomes.append(Outcome("kubernetes programs", "ok", time.monotonic() - began, "built"))
+            else:
+                print("".join(output.read_text(errors="replace").splitlines(keepends=True)[-40:]), flush=True)
+                run.missing("kubernetes programs", "tests/native/k8s_build.sh did not come to its end")
+
+        try:
+            yield wait
+        finally:
+            if process is not None and process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGTERM)
+                process.wait()
 
 
 def _answers(port: int) -> bool:
@@ -279,8 +320,8 @@ def project_checks(run: Run, environment: dict[str, str]) -> None:
     run.step("translations", [*manage, "messages", "--check"], environment)
 
 
-def all_tests(run: Run, environment: dict[str, str]) -> None:
-    """The whole suite in its parts."""
+def all_tests(run: Run, environment: dict[str, str], kubernetes_built: Callable[[], None]) -> None:
+    """The whole suite in its parts; the one on a real control plane last, since its programs may still be built."""
     # The pair is new, so the first run makes the test database and the later ones take it as it is.
     pytest = [sys.executable, "-m", "pytest", "-q", "--no-header", "--reuse-db", "--durations=25"]
     without_shared = "" if SHARED.is_dir() else " and not shared"
@@ -291,12 +332,39 @@ def all_tests(run: Run, environment: dict[str, str]) -> None:
     plain = f"not serial and not browser and not up{without_shared}"
     run.step("tests", [*pytest, "-n", "2", "--dist", "loadfile", "-m", plain], environment)
     run.step(
-        "tests serial", [*pytest, "-m", f"serial and not browser and not up{without_shared}"], environment
+        "tests serial",
+        [*pytest, "-m", f"serial and not kubernetes and not browser and not up{without_shared}"],
+        environment,
     )
     if run.fast:
         return
     run.step("tests browser", [*pytest, "-m", f"browser and not up{without_shared}"], environment)
     run.step("tests up", [*pytest, "-m", f"up{without_shared}"], environment)
+    if run.wants("tests kubernetes"):
+        kubernetes_built()
+        run.step("tests kubernetes", [*pytest, "-m", f"kubernetes{without_shared}"], environment)
+
+
+def tests_with_database(run: Run, kubernetes_built: Callable[[], None]) -> None:
+    """What needs a database, on a pair of its own."""
+    needs_database = [n for n in ("system checks", "migrations", "translations", "tests") if run.wants(n)]
+    if not needs_database and not any(word.startswith("tests") for word in run.only):
+        return
+    from portal.up.layout import Layout
+    from portal.up.pair import running_pair
+
+    with tempfile.TemporaryDirectory(prefix="gpupool-tests-") as folder:
+        Path(folder).chmod(0o755)
+        # Tests throw their database away, so it need not wait for the disk.
+        with running_pair(Layout(Path(folder) / "pair"), settings={"fsync": "off"}) as pair:
+            (Path(folder) / "data" / "static").mkdir(parents=True)
+            environment = {
+                **pair.environment,
+                "GPUPOOL_ENV": "test",
+                "GPUPOOL_DATA_DIR": f"{folder}/data",
+            }
+            project_checks(run, environment)
+            all_tests(run, environment, kubernetes_built)
 
 
 def outside_tests(run: Run) -> None:
@@ -353,24 +421,9 @@ def main() -> int:
     install_system_parts(run)
     if not run.fast and run.wants("tests serial"):
         install_torch(run)
-    static_checks(run)
-    needs_database = [n for n in ("system checks", "migrations", "translations", "tests") if run.wants(n)]
-    if needs_database or any(word.startswith("tests") for word in run.only):
-        from portal.up.layout import Layout
-        from portal.up.pair import running_pair
-
-        with tempfile.TemporaryDirectory(prefix="gpupool-tests-") as folder:
-            Path(folder).chmod(0o755)
-            # Tests throw their database away, so it need not wait for the disk.
-            with running_pair(Layout(Path(folder) / "pair"), settings={"fsync": "off"}) as pair:
-                (Path(folder) / "data" / "static").mkdir(parents=True)
-                environment = {
-                    **pair.environment,
-                    "GPUPOOL_ENV": "test",
-                    "GPUPOOL_DATA_DIR": f"{folder}/data",
-                }
-                project_checks(run, environment)
-                all_tests(run, environment)
+    with building_kubernetes(run) as kubernetes_built:
+        static_checks(run)
+        tests_with_database(run, kubernetes_built)
     outside_tests(run)
     return run.summary()
 

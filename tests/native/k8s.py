@@ -36,6 +36,11 @@ def built() -> bool:
     return all((folder() / name).exists() for name in PROGRAMS)
 
 
+def can_build() -> bool:
+    """Whether this machine has what the build needs."""
+    return all(shutil.which(part) for part in ("apt-get", *(part for part, _ in BUILD_PARTS)))
+
+
 def lacking() -> str:
     """What is missing to run them, as a sentence; empty where nothing is."""
     if shutil.which("etcd") is None:
