@@ -28,7 +28,7 @@ from portal.kernel.clock import now
 from portal.kernel.units import to_ms
 
 log = structlog.get_logger(__name__)
-TICK_S = 1.0
+TICK_S = 0.5
 SWEEP_S = 5.0
 FACTS_S = 30.0
 BEAT_S = 5.0

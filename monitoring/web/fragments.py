@@ -13,6 +13,7 @@ from monitoring.engine.tiles import STATES
 from monitoring.models import NodeState
 from monitoring.selectors import access, gpu_page, wall
 from monitoring.selectors.board import board_now
+from monitoring.selectors.topology import topology_of
 from monitoring.web.sockets import socket_path
 from monitoring.web.views_wall import with_words
 from pool.models import Node
@@ -57,6 +58,7 @@ def node_live(request: HttpRequest, uid: UUID) -> HttpResponse:
             "rows": with_words(wall.rows(board, cells, policy)),
             "states": STATES,
             "host": _host(node),
+            "topology": topology_of(node),
             "socket": socket_path(request, f"nodes/{uid}"),
         },
     )

@@ -137,3 +137,51 @@ def test_a_refusal_is_final(peer: Peer) -> None:
     peer.page.wait_for_timeout(50)
     assert len(peer.routes) == 1
     expect(peer.page.locator("[data-live-state]")).to_have_attribute("data-s", "off")
+
+
+def test_a_hidden_tab_rests_after_a_minute_and_comes_back_with_a_snapshot(peer: Peer) -> None:
+    hide = "(on) => { Object.defineProperty(document, 'hidden', { configurable: true, get: () => on });"
+    hide += " document.dispatchEvent(new Event('visibilitychange')); }"
+    peer.say("snapshot", 1)
+    peer.page.evaluate(hide, True)
+    for _ in range(6):
+        peer.page.clock.run_for(9_500)
+        peer.say("beat", None)
+    assert len(peer.routes) == 1  # not yet
+    peer.page.clock.run_for(5_000)
+    peer.page.wait_for_timeout(50)
+    peer.page.clock.run_for(120_000)
+    peer.page.wait_for_timeout(50)
+    assert len(peer.routes) == 1  # it rests, and asks for nothing
+    peer.page.evaluate(hide, False)
+    peer.wait_for_connections(2)
+    peer.page.wait_for_timeout(50)
+    peer.say("snapshot", 44)
+    assert peer.seen() == [["snapshot", 1], ["snapshot", 44]]
+
+
+@pytest.mark.parametrize(("chance", "early", "late"), [(0.0, 240, 260), (0.999, 735, 760)])
+def test_readers_come_back_at_different_moments(peer: Peer, chance: float, early: int, late: int) -> None:
+    """The pause before the first try is 500 ms times something from one half to one and a half."""
+    peer.say("snapshot", 1)
+    peer.page.evaluate("(chance) => { Math.random = () => chance; }", chance)
+    peer.routes[-1].close(code=1012)
+    peer.page.wait_for_timeout(50)
+    peer.page.clock.run_for(early)
+    peer.page.wait_for_timeout(50)
+    assert len(peer.routes) == 1
+    peer.page.clock.run_for(late - early)
+    peer.page.wait_for_timeout(50)
+    assert len(peer.routes) == 2
+
+
+def test_the_address_of_a_socket_keeps_prefix_and_security(peer: Peer) -> None:
+    script = """async () => {
+      const app = document.querySelector('script[type=module]').src;
+      const { socketUrl } = await import(app.replace('app.mjs', 'live.mjs'));
+      return socketUrl('/gpu/pool/ws/wall/');
+    }"""
+    assert (
+        peer.page.evaluate(script).removeprefix("ws://127.0.0.1:").lstrip("0123456789")
+        == "/gpu/pool/ws/wall/"
+    )

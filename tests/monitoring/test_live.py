@@ -17,7 +17,7 @@ from django.conf import settings
 
 from monitoring.engine import frames
 from monitoring.engine.tiles import STATES
-from monitoring.live.hub import Outlet, _hubs, hub
+from monitoring.live.hub import Hub, Outlet, _hubs, hub
 from monitoring.live.ingest_sink import samples_sink
 from monitoring.live.routing import websocket_urlpatterns
 from monitoring.services.pokes import allocation_changed
@@ -269,3 +269,52 @@ async def test_a_lease_that_starts_or_ends_changes_the_tile_within_seconds() -> 
                 if STATES[cell["state"]] == "in_use":
                     break
         assert time.monotonic() - at < 30
+
+
+async def test_two_web_processes_show_the_same_and_a_reader_may_move_between_them() -> None:
+    """Each process has a hub of its own; what one of them numbers means nothing in the other, so who comes anew gets
+    a whole snapshot first."""
+    s = await scene()
+    one, two = Hub(), Hub()
+    try:
+        await asyncio.gather(one.start(), two.start())
+        outlets = [Outlet(), Outlet()]
+        for running, outlet in zip((one, two), outlets, strict=True):
+            running.join_wall(outlet)
+            outlet.lost = False
+        two.number = 70
+        await samples_sink(s["node"].pk, b.message(b.row(s["cards"][0], util=64)))
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            boards = [running.board for running in (one, two)]
+            if all(board is not None and board.columns["busy"][0] == 64 for board in boards):
+                break
+            await asyncio.sleep(0.05)
+        snapshots = [frames.decode(running.wall_snapshot()) for running in (one, two)]
+        assert [snapshot["cells"]["busy"][0] for snapshot in snapshots] == [64, 64]
+        assert snapshots[0]["identity"] == snapshots[1]["identity"]
+        assert snapshots[1]["number"] >= 70 > snapshots[0]["number"]
+        assert Outlet().lost  # a reader that comes from the other process begins with a snapshot
+    finally:
+        await asyncio.gather(one.stop(), two.stop())
+
+
+@pytest.mark.parametrize("prefix", ["", "/gpu/pool"])
+async def test_sockets_live_below_the_path_of_a_proxy(prefix: str) -> None:
+    s = await scene()
+    line = Line(websocket_application_of(s["holder"]), f"{prefix}/ws/wall/")
+    line.scope["root_path"] = prefix
+    assert await line.connect()
+    got = await frame(line)
+    assert (got["kind"], len(got["cells"])) == (frames.SNAPSHOT, 3)
+    await line.disconnect()
+
+
+def websocket_application_of(user: Any) -> Any:
+    """The rooms' sockets with a person signed in, routed as the installation routes them."""
+    router = URLRouter(websocket_urlpatterns)
+
+    async def call(scope: Any, receive: Any, send: Any) -> None:
+        await router({**scope, "user": user}, receive, send)
+
+    return call

@@ -2,8 +2,8 @@
 
 A sample is published as ingest does (its time is the moment of publishing); every socket notes when the frame with
 that sample arrives. Then 2,000 sockets: every frame has to follow the one before by one. Then 500 with one reader
-that takes nothing: the others must not notice. The clients run in this process, which has to be quick enough not to
-be what is measured; its own share of the delay is part of the figures.
+that takes nothing: the others must not notice. The clients run in this process and share
+its processors; their part of the delay is in the figures.
 """
 
 from __future__ import annotations
@@ -32,38 +32,86 @@ class Seen:
     counting: bool = False
 
 
-async def _follow(socket: Any, seen: Seen) -> None:
-    number: int | None = None
-    newest = 0.0
-    async for frame in socket:
-        arrived = time.time() * 1000
+class Reader(asyncio.Protocol):
+    """The least of a WebSocket client that reads: thousands of them must cost little beside what is measured."""
+
+    def __init__(self, seen: Seen, request: bytes) -> None:
+        self.seen, self.request = seen, request
+        self.buffer = bytearray()
+        self.number: int | None = None
+        self.newest = 0.0
+        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.transport: Any = None
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        transport.write(self.request)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.opened.done():
+            self.opened.set_exception(exc or ConnectionResetError())
+
+    def data_received(self, data: bytes) -> None:
+        self.buffer += data
+        if not self.opened.done():
+            head, found, rest = bytes(self.buffer).partition(b"\r\n\r\n")
+            if not found:
+                return
+            if b" 101 " not in head.split(b"\r\n")[0]:
+                self.opened.set_exception(ConnectionRefusedError(head[:80]))
+                return
+            self.buffer = bytearray(rest)
+            self.opened.set_result(None)
+        while len(self.buffer) >= 2:
+            size, offset = self.buffer[1] & 127, 2
+            if size >= 126:
+                wide = 2 if size == 126 else 8
+                if len(self.buffer) < 2 + wide:
+                    return
+                size, offset = int.from_bytes(self.buffer[2 : 2 + wide], "big"), 2 + wide
+            if len(self.buffer) < offset + size:
+                return
+            kind, payload = self.buffer[0] & 15, bytes(self.buffer[offset : offset + size])
+            del self.buffer[: offset + size]
+            if kind == 2:
+                self.take(payload)
+            elif kind == 9:  # a pong with a mask of zeros
+                self.transport.write(bytes([0x8A, 0x80 | len(payload), 0, 0, 0, 0]) + payload)
+
+    def take(self, frame: bytes) -> None:
+        """One frame of the wall."""
+        seen, arrived = self.seen, time.time() * 1000
         _version, kind, _zero, _identity, n, at = HEAD.unpack_from(frame)
         if kind == 0:
             seen.snapshots += seen.counting
-        elif kind == 1 and number is not None and n != number + 1:
+        elif kind == 1 and self.number is not None and n != self.number + 1:
             seen.gaps += 1
-        number = n
+        self.number = n
         if kind == 1 and seen.counting:
             seen.frames += 1
             seen.bytes += len(frame)
-            if at > newest:
+            if at > self.newest:
                 seen.delays.append(arrived - at)
-        newest = max(newest, at)
+        self.newest = max(self.newest, at)
 
 
-async def _open(port: int, cookie: str, count: int) -> list[Any]:
-    from websockets.asyncio.client import connect
-
-    async def one() -> Any:
-        return await connect(
-            f"ws://127.0.0.1:{port}/ws/wall/", additional_headers={"Cookie": cookie}, compression=None,
-            origin=f"http://127.0.0.1:{port}", max_size=None, open_timeout=60, ping_interval=None,
-        )  # fmt: skip
-
-    sockets: list[Any] = []
+async def _open(port: int, cookie: str, count: int, seen: Seen) -> list[Reader]:
+    request = (
+        f"GET /ws/wall/ HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        f"Sec-WebSocket-Key: bWVhc3VyZWQgbGl2ZSB3YQ==\r\nSec-WebSocket-Version: 13\r\n"
+        f"Origin: http://127.0.0.1:{port}\r\nCookie: {cookie}\r\n\r\n"
+    ).encode()
+    loop = asyncio.get_running_loop()
+    readers: list[Reader] = []
     for begin in range(0, count, 50):
-        sockets += await asyncio.gather(*(one() for _ in range(min(50, count - begin))))
-    return sockets
+        made = [
+            loop.create_connection(lambda: Reader(seen, request), "127.0.0.1", port)
+            for _ in range(min(50, count - begin))
+        ]
+        fresh = [protocol for _transport, protocol in await asyncio.gather(*made)]
+        await asyncio.gather(*(reader.opened for reader in fresh))
+        readers += fresh
+    return readers
 
 
 async def _round(web: Any, ids: list[int], count: int, *, slow: bool = False) -> dict[str, float]:
@@ -73,11 +121,11 @@ async def _round(web: Any, ids: list[int], count: int, *, slow: bool = False) ->
     from tests.perf._wall_scale import cpu_seconds, records, resident_mb
 
     seen = Seen()
-    sockets = await _open(web.port, web.cookie, count)
-    tasks = [asyncio.create_task(_follow(socket, seen)) for socket in sockets]
-    idle = (await _open(web.port, web.cookie, 1))[0] if slow else None
-    if idle is not None:
+    readers = await _open(web.port, web.cookie, count, seen)
+    if slow:
+        (idle,) = await _open(web.port, web.cookie, 1, Seen())
         idle.transport.pause_reading()
+        readers.append(idle)
     rng = np.random.default_rng(7)
     await asyncio.sleep(3)
     seen.counting = True
@@ -88,12 +136,9 @@ async def _round(web: Any, ids: list[int], count: int, *, slow: bool = False) ->
     core = (cpu_seconds(web.pid) - before) / (time.monotonic() - began)
     await asyncio.sleep(2)
     memory = resident_mb(web.pid)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    if idle is not None:
-        idle.transport.abort()
-    await asyncio.gather(*(socket.close() for socket in sockets), return_exceptions=True)
+    for reader in readers:
+        reader.transport.abort()
+    await asyncio.sleep(1)
     delays = np.array(seen.delays or [1e9])
     return {
         "p50_ms": round(float(np.percentile(delays, 50))),
