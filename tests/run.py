@@ -5,9 +5,9 @@ Makes `.venv` in the checkout where this does not run in it yet, installs what i
 with pip; on Debian as root also a browser, fonts, gettext, compilers and etcd), then runs lint, types, import
 contracts, template lint, migrations, translations and all tests on an embedded PostgreSQL and Valkey, and the
 database tests once more on this machine's own PostgreSQL and Redis where they answer. A real Kubernetes control plane
-for its tests is built from Debian's source beside the other steps, once: it is kept in the user's cache folder. Runs every step even
-after a failure; the exit code is 0 only if all passed. With CI=true a missing part is a failure, elsewhere it
-is reported as not run.
+for its tests is built from Debian's source beside the other steps, once: it is kept in the user's cache folder.
+Runs every step even after a failure; the exit code is 0 only if all passed. With CI=true a missing part is a failure,
+elsewhere it is reported as not run.
 """
 
 from __future__ import annotations
