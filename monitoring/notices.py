@@ -10,44 +10,36 @@ from django.utils.translation import gettext_lazy as _
 
 from monitoring.models import AlertRule, Finding
 from monitoring.services.alerts import alert_holders
-from monitoring.web.finding_words import advice_words
+from monitoring.web.finding_words import advice_words, amount_words, list_words
 from pool.models import Allocation
 from portal.notify import kinds
 from portal.notify.services.notices import notify
 from portal.ops.outbox import subscribe
-from portal.web import formats
 
 
 def _finding(params: kinds.Params) -> kinds.Params:
     kind, rule = str(params.get("what", "")), str(params.get("rule", ""))
+    hours, money = amount_words(int(params.get("gpu_ms") or 0), int(params.get("micro") or 0))
     return {
         **params,
         "what": dict(Finding.Kind.choices).get(kind, kind),
         "advice": advice_words(kind, rule, {"part": params.get("part", "")}),
-        "hours": formats.gpu_hours(int(params.get("gpu_ms") or 0)),
-        "money": formats.money(int(params.get("micro") or 0)),
+        "hours": hours,
+        "money": money,
     }
 
 
 def _week(params: kinds.Params) -> kinds.Params:
     words = dict(Finding.Kind.choices)
     rows: list[Any] = list(params.get("kinds") or [])
-    lines = [
-        _now("%(kind)s: %(hours)s GPU·h, %(money)s")
-        % {
-            "kind": words.get(kind, kind),
-            "hours": formats.gpu_hours(gpu_ms),
-            "money": formats.money(micro),
-        }
-        for kind, gpu_ms, micro, _n in rows
-    ]
-    return {
-        **params,
-        "hours": formats.gpu_hours(sum(row[1] for row in rows)),
-        "money": formats.money(sum(row[2] for row in rows)),
-        "n": formats.number(sum(row[3] for row in rows)),
-        "lines": ("；" if formats.is_chinese() else "; ").join(lines),
-    }
+    lines = []
+    for kind, gpu_ms, micro, _n in rows:
+        hours, money = amount_words(gpu_ms, micro)
+        line = {"kind": words.get(kind, kind), "hours": hours, "money": money}
+        lines.append(_now("%(kind)s: %(hours)s GPU·h, %(money)s") % line)
+    hours, money = amount_words(sum(row[1] for row in rows), sum(row[2] for row in rows))
+    n = sum(row[3] for row in rows)
+    return {**params, "hours": hours, "money": money, "n": str(n), "lines": list_words(lines)}
 
 
 kinds.register(

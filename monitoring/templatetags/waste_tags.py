@@ -8,7 +8,6 @@ from django import template
 
 from monitoring.models import Finding
 from monitoring.web import finding_words
-from portal.web import formats
 
 register = template.Library()
 
@@ -40,7 +39,7 @@ def kind_icon(kind: str) -> str:
 @register.filter
 def per_mille(value: int) -> str:
     """Per mille as percent."""
-    return formats.figure(value / 10, "%", 0)
+    return finding_words.percent_words(value)
 
 
 @register.filter

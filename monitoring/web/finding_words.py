@@ -27,6 +27,21 @@ def _percent(per_mille: Any, places: int = 0) -> str:
     return formats.figure((per_mille or 0) / 10, "%", places)
 
 
+def percent_words(per_mille: int) -> str:
+    """Per mille as whole percent."""
+    return _percent(per_mille)
+
+
+def amount_words(gpu_ms: int, micro: int) -> tuple[str, str]:
+    """GPU-hours without their unit, and money."""
+    return formats.gpu_hours(gpu_ms), formats.money(micro)
+
+
+def list_words(parts: list[str]) -> str:
+    """Sentences of a list in one line."""
+    return ("；" if formats.is_chinese() else "; ").join(parts)
+
+
 def _gib(mib: Any) -> str:
     return formats.figure((mib or 0) / 1024, "GiB", 1)
 
