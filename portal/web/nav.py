@@ -104,7 +104,9 @@ GROUPS: tuple[Group, ...] = (
                 _r(ADMIN),
                 ("/operations/", "/enrol/", "/scheduler/"),
             ),
-            Entry(("ops:incidents",), "fault", _("Incidents"), _r(ADMIN, AUDITOR), ("/incidents/",)),
+            Entry(
+                ("ops:incidents",), "fault", _("Incidents"), _r(ADMIN, AUDITOR), ("/incidents/", "/alerts/")
+            ),
             Entry(("monitoring:waste",), "waste", _("Waste"), _r(LEAD, ADMIN, FINANCE, AUDITOR)),
         ),
     ),
