@@ -11,6 +11,7 @@ from django.utils.translation import gettext_lazy as _
 from monitoring.models import AlertRule, Finding
 from monitoring.services.alerts import alert_holders
 from monitoring.web.finding_words import advice_words, amount_words, list_words
+from monitoring.web.words import ACTIONS
 from pool.models import Allocation
 from portal.notify import kinds
 from portal.notify.services.notices import notify
@@ -69,6 +70,23 @@ kinds.register(
     label=_("An alert about my GPUs"),
     tone="warn",
     icon="warn",
+)
+
+
+def _xid(params: kinds.Params) -> kinds.Params:
+    effect = str(params.get("effect", ""))
+    return {**params, "effect": ACTIONS.get(effect, effect)}
+
+
+kinds.register(
+    "monitoring.xid_on_mine",
+    _("GPU error (XID %(code)s) under %(ref)s"),
+    _("%(card)s, %(at)s: %(meaning)s. Here: %(effect)s."),
+    group="job",
+    label=_("A GPU error on a card that I hold"),
+    tone="bad",
+    icon="fault",
+    prepare=_xid,
 )
 
 

@@ -11,14 +11,16 @@ from typing import Any
 import structlog
 from django.db import transaction
 from django.db.models import Q
+from django.urls import reverse
 
 from monitoring.engine.xid import BURST_S, effect_of, strongest
 from monitoring.models import GpuEvent
 from monitoring.services.bus import facts_changed
-from pool.models import Gpu, Lease, Node
+from pool.models import Allocation, Gpu, Lease, Node
 from pool.services.conditions import gpu_condition_set
 from pool.services.nodes import node_cordon
 from portal.kernel.clock import now
+from portal.notify.services.notices import notify
 from portal.ops.actor import system
 from portal.ops.models import Incident
 from portal.ops.services import incident_open
@@ -120,10 +122,32 @@ def _act(node: Node, card: Gpu | None, event: GpuEvent) -> None:
         facts_changed(gpu_ids=[card.pk])
 
 
+def _tell_holders(card: Gpu, event: GpuEvent) -> None:
+    """Those who held the card then, once a day for the same code: they may have to save or restart their work."""
+    for allocation in Allocation.objects.filter(uid__in=event.facts.get("allocations", [])).order_by("id"):
+        notify(
+            user_ids=[allocation.holder_id],
+            kind="monitoring.xid_on_mine",
+            subject=allocation,
+            threshold=f"xid:{event.code}:{card.pk}:{event.at:%Y-%m-%d}",
+            params={
+                "ref": allocation.ref,
+                "code": event.code,
+                "card": f"{card.node.name}/{card.index}",
+                "meaning": event.facts.get("meaning", ""),
+                "effect": event.facts.get("effect", ""),
+                "at": event.at,
+            },
+            url=reverse("pool:allocation", args=[allocation.uid]),
+        )
+
+
 def _act_on_xid(node: Node, card: Gpu | None, event: GpuEvent, facts: dict[str, Any]) -> None:
     effect = event.facts["effect"]
     if effect in ("ignore", "log_only"):
         return
+    if card is not None:
+        _tell_holders(card, event)
     severity = (
         Incident.Severity.CRITICAL if effect in ("drain_gpu", "drain_node") else Incident.Severity.WARNING
     )

@@ -10,6 +10,8 @@ import pytest
 from monitoring.models import GpuEvent
 from monitoring.services.events import gpu_event_record, xid_catalogue
 from portal.kernel.clock import set_clock
+from portal.notify.models import Notification
+from portal.notify.texts import reading_as, words_of
 from portal.ops.models import Incident
 from portal.ops.outbox import subscribers
 from tests.monitoring import builders as b
@@ -146,3 +148,20 @@ def test_monitoring_hears_of_leases_nodes_and_cards() -> None:
         "pool.gpu_condition",
     ):
         assert any(handler.startswith("monitoring.services.pokes.") for handler in subscribers(topic)), topic
+
+
+def test_who_holds_the_card_is_told_once_a_day_for_the_same_code() -> None:
+    card = b.node().gpus.get(index=0)
+    team = b.department()
+    wu = b.person("wu", where=team)
+    with set_clock(T0):
+        b.held(card, wu, team, since=T0 - timedelta(hours=1))
+    event(card, 31)
+    event(card, 31, T0 + timedelta(minutes=2))
+    event(card, 13, T0 + timedelta(minutes=3))
+    told = Notification.objects.filter(kind="monitoring.xid_on_mine").order_by("id")
+    assert [(n.user, n.params["code"]) for n in told] == [(wu, 31), (wu, 13)]
+    with reading_as(wu):
+        words = words_of(told[0])
+    assert words.title.startswith("GPU error (XID 31) under A-")
+    assert "page fault" in words.body and "a fault of the program" in words.body
