@@ -20,6 +20,7 @@ from pool.agent.remote_files import Trouble
 LISTEN = "0A"
 MOST_STREAMS = 64
 CONNECT_SECONDS = 5.0
+STALL_SECONDS = 60.0
 
 
 def listeners(port: int) -> dict[int, tuple[int, str]]:
@@ -112,11 +113,17 @@ def _open(
     if where is None:
         why = "too_many_streams" if len(streams) >= MOST_STREAMS else "port_not_of_job"
     else:
+        stream = socket.socket(where[0], socket.SOCK_STREAM)
         try:
-            streams[number] = socket.create_connection((where[1], port), CONNECT_SECONDS)
-            streams[number].settimeout(60)
+            stream.settimeout(CONNECT_SECONDS)
+            stream.connect(
+                (where[1], port)
+            )  # an address: looking up a name would import what is closed to the account
+            stream.settimeout(STALL_SECONDS)
+            streams[number] = stream
         except OSError as error:
-            why = str(error)
+            stream.close()
+            why = str(error) or type(error).__name__
     if why:
         line.write(CLOSE, stream_frame(number, why.encode()))
 

@@ -20,15 +20,15 @@ class Usage(Exception):
 
 def gpus(words: str) -> dict[str, Any]:
     """``0.3`` is a fraction of one GPU, ``2`` whole ones, ``0.3x2`` a fraction of each of two."""
-    share, _, count = words.partition("x")
+    share, cross, count = words.partition("x")
     match = re.fullmatch(r"0?\.(\d{1,3})", share)
-    if match and (not count or count.isdecimal()) and int(match.group(1)):
+    if match and (count.isdecimal() if cross else True) and int(match.group(1)) and count != "0":
         return {
             "shape": "fraction",
             "fraction_milli": int(match.group(1).ljust(3, "0")),
             "gpus_per_node": int(count or 1),
         }
-    if share.isdecimal() and int(share) and not count:
+    if share.isdecimal() and int(share) and not cross:
         return {"shape": "whole", "gpus_per_node": int(share)}
     raise argparse.ArgumentTypeError(text("GPU count: a whole number, or a fraction below 1 in thousandths"))
 

@@ -130,6 +130,7 @@ def site(transactional_db: None, settings: Any) -> Iterator[Site]:
 def serving() -> Iterator[Site]:
     """What the settings' addresses serve, and the sockets of agents and of people's machines."""
     import uvicorn
+    from channels.layers import channel_layers
     from channels.routing import ProtocolTypeRouter, URLRouter
     from django.core.asgi import get_asgi_application
     from django.urls import path
@@ -137,6 +138,7 @@ def serving() -> Iterator[Site]:
     from pool.live.agent_socket import AgentConsumer
     from pool.live.routing import machine_urlpatterns
 
+    channel_layers.backends.clear()  # the layer of a server before belongs to its event loop
     samples: list[tuple[int, dict[str, Any]]] = []
 
     async def sink(node_id: int, message: dict[str, Any]) -> None:

@@ -37,14 +37,13 @@ dist.destroy_process_group()
 
 
 def job_python() -> str:
-    """A Python that a job's account may run, of the version that torch was installed for."""
+    """A Python that a job's account may run, of the version that torch was installed for, where it may read torch."""
+    look = f"import os; os.listdir({sysconfig.get_paths()['purelib']!r})"
     for candidate in (os.path.realpath(sys.executable), f"/usr/bin/python3.{sys.version_info.minor}"):
         try:
             more: dict[str, Any] = {"user": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
-            if (
-                subprocess.run([candidate, "-c", ""], check=False, capture_output=True, **more).returncode
-                == 0
-            ):
+            done = subprocess.run([candidate, "-c", look], check=False, capture_output=True, **more)
+            if done.returncode == 0:
                 return candidate
         except OSError:
             continue
@@ -63,7 +62,9 @@ def nodes(site: Site, nvml: FakeNvml, tmp_path: Path) -> Iterator[list[Node]]:
         code = enrolment_code_create(acting_user=SYSTEM, node_name=name)
         answer = agent.command("enrol", code, "--url", site.url, "--job-account", "nobody")
         assert answer.returncode == 0, answer.stderr
-        Node.objects.update(hostname=name, machine_id="")  # else the second code enrols the same machine again
+        Node.objects.update(
+            hostname=name, machine_id=""
+        )  # else the second code enrols the same machine again
         running.append(agent)
     for agent in running:
         agent.start()
