@@ -13,7 +13,13 @@ from quotas.services.reader import Reader
 
 CUDA = re.compile(r"^\d{1,2}\.\d{1,2}$")
 NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")
-RESERVED = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "LD_PRELOAD", "LD_LIBRARY_PATH")
+IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/@:-]*")
+RESERVED = (
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "LD_PRELOAD", "LD_LIBRARY_PATH"),
+    *("HOME", "USER", "LOGNAME", "SHELL", "PWD"),
+)
+RESERVED_PREFIXES = ("GPUPOOL_", "CUDA_MPS_", "CUDA_DEVICE_MEMORY_", "CUDA_DEVICE_SM_")
+"""What the pool sets itself: devices, limits, who and where it runs."""
 HEALTH_KINDS = ["http", "tcp", "command"]
 
 
@@ -28,6 +34,11 @@ def read_run(r: Reader, draft: bool) -> None:
     image = r.text("image", 300, needed=needs["image"] if kind == "image" and not draft else None)
     if image and re.search(r"\s", image):
         r.wrong("image", _("An image name has no blanks."))
+    elif image and not IMAGE.fullmatch(image):
+        r.wrong(
+            "image",
+            _("An image name begins with a letter or digit; it has letters, digits and . _ / @ : - only."),
+        )
     cuda = r.text("cuda_min", 16)
     if cuda and not CUDA.fullmatch(cuda):
         r.wrong("cuda_min", _("A CUDA version is needed here, for example 12.4."))
@@ -37,7 +48,8 @@ def read_run(r: Reader, draft: bool) -> None:
         r.wrong("environment", _("Names and values, at most 100."))
         environment = {}
     for name, value in environment.items():
-        if not NAME.fullmatch(str(name)) or str(name) in RESERVED or not isinstance(value, str | int | float):
+        ours = str(name) in RESERVED or str(name).startswith(RESERVED_PREFIXES)
+        if not NAME.fullmatch(str(name)) or ours or not isinstance(value, str | int | float):
             r.wrong("environment", _("{name} cannot be set.").format(name=str(name)[:60]))
     r.out["environment"] = {str(k): str(v)[:4000] for k, v in environment.items()}
     _checkpoint(r)

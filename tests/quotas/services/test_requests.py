@@ -113,6 +113,13 @@ def test_above_the_guarantee_the_lead_decides_and_dear_asks_finance_too(house):
         ({"cuda_min": "new"}, "cuda_min", "A CUDA version is needed here, for example 12.4."),
         ({"environment": {"CUDA_VISIBLE_DEVICES": "0"}}, "environment", "CUDA_VISIBLE_DEVICES cannot be set."),
         ({"environment": {"A B": "0"}}, "environment", "A B cannot be set."),
+        ({"environment": {"CUDA_MPS_PIPE_DIRECTORY": "/x"}}, "environment", "CUDA_MPS_PIPE_DIRECTORY cannot be set."),
+        ({"environment": {"GPUPOOL_JOB": "x/0"}}, "environment", "GPUPOOL_JOB cannot be set."),
+        (
+            {"run_kind": "image", "image": "--privileged"},
+            "image",
+            "An image name begins with a letter or digit; it has letters, digits and . _ / @ : - only.",
+        ),
         ({"flavour": "", "requirement": {"memory_mib": 300_000}}, "requirement",
          "No flavour on offer meets all of this. Ask for less memory or fewer features."),
         ({"flavour": "", "requirement": {"memory_mib": "much"}}, "requirement",
