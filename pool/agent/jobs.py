@@ -176,6 +176,7 @@ class Jobs:
         meta.update(upload=bool(spec.get("upload")), mps=daemon)
         meta.update(gpu_mem_limit_mib=int(spec.get("gpu_mem_limit_mib") or 0) if mps.wanted(spec) else 0)
         meta.update(over_share=str(spec.get("over_share") or "notice"), health=spec.get("health") or None)
+        meta.update(container=f"gpupool-{allocation}.{member}" if image else None)
         meta.update(left=str(spec.get("left") or "name"), work_limit_mib=int(spec.get("work_limit_mib") or 0))
         files.write_json(os.path.join(folder, "meta.json"), meta)
         if hold and account.switch:

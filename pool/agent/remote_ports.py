@@ -77,8 +77,8 @@ def run(line: Line, order: dict[str, Any], _job: Any, meta: dict[str, Any], _mar
     streams: dict[int, socket.socket] = {}
     line.write(OPENED, json.dumps({"port": port}).encode())
     while True:
-        ready, _, _ = select.select([line, *streams.values()], [], [])
-        if line in ready:
+        ready, _, _ = select.select([line.socket, *streams.values()], [], [])
+        if line.socket in ready:
             try:
                 kind, content = line.read()
             except ConnectionError:

@@ -12,6 +12,7 @@ import struct
 import termios
 from typing import Any
 
+from pool.agent import containers
 from pool.agent.channel import DATA, END, INPUT, PIECE, RESIZE
 from pool.agent.line import Line
 
@@ -26,12 +27,16 @@ def run(line: Line, order: dict[str, Any], job: dict[str, Any], meta: dict[str, 
     if os.path.basename(shell) in NO_SHELLS or not os.access(shell, os.X_OK):
         shell = "/bin/bash" if os.access("/bin/bash", os.X_OK) else "/bin/sh"
         environment["SHELL"] = shell
+    command = argv or [shell, "-i"]
+    if meta.get("container"):  # inside the image, beside its own command
+        command = [str(containers.program()), "exec", "--interactive", "--tty", str(meta["container"])]
+        command += argv or ["/bin/sh"]
     pid, master = pty.fork()
     if pid == 0:
         try:
-            os.execvpe(argv[0] if argv else shell, argv or [shell, "-i"], environment)
+            os.execvpe(command[0], command, environment)
         except OSError as error:
-            os.write(2, f"{(argv or [shell])[0]}: {error.strerror}\r\n".encode())
+            os.write(2, f"{command[0]}: {error.strerror}\r\n".encode())
         finally:
             os._exit(127)
     _resize(master, order)
@@ -46,7 +51,7 @@ def _resize(master: int, size: dict[str, Any]) -> None:
 def _pump(line: Line, pid: int, master: int) -> int:
     """Between the line and the terminal until the shell has ended and its last words were sent."""
     while True:
-        ready, _, _ = select.select([line, master], [], [])
+        ready, _, _ = select.select([line.fileno(), master], [], [])
         if master in ready:
             try:
                 data = os.read(master, PIECE)
@@ -55,7 +60,7 @@ def _pump(line: Line, pid: int, master: int) -> int:
             if not data:
                 break
             line.write(DATA, data)
-        if line in ready:
+        if line.fileno() in ready:
             try:
                 kind, content = line.read()
             except ConnectionError:

@@ -51,7 +51,7 @@ def remote_open(*, acting_user: Actor, policy: Policy, uid: UUID, order: dict[st
     """Let a holder into a member of an allocation, and note it.
 
     Errors: `NotFound`; `Refused` ``not_yours``; `Invalid` by field; `Conflict` ``not_running``, ``results_gone``,
-    ``node_away``, ``remote_not_supported``; 429 ``too_many_sessions``.
+    ``node_away``, ``simulated``, ``remote_not_supported``; 429 ``too_many_sessions``.
     """
     kind, number = _read(order)
     found = (
@@ -127,6 +127,8 @@ def _open_now(found: Allocation, member: AllocationMember, kind: str) -> None:
             code="remote_not_supported",
             detail=_("Work on this cluster is reached by the cluster's own tools, not from here."),
         )
+    if member.node.simulated:
+        raise Conflict(code="simulated", detail=_("This node is simulated: nothing really runs there."))
     if kind == "get" and member.ended_at is not None:
         if member.ended_at < now() - RESULTS_KEPT:
             raise Conflict(
