@@ -9,6 +9,7 @@ class QuotasConfig(AppConfig):
 
     def ready(self) -> None:
         """Subscribe to what the rooms below tell."""
+        import quotas.checks
         import quotas.notices
         import quotas.notices_money  # noqa: F401
         import quotas.subscriptions  # noqa: F401

@@ -16,8 +16,9 @@ from pool.selectors.fit import MAX_AGE_S, Fit, fit_check
 from portal.kernel.clock import now
 from portal.kernel.units import cost_micro
 from quotas.engine.recurrence import occurrences
-from quotas.models import CapacityRequest, GpuFlavour, PriceRate
+from quotas.models import CapacityRequest, GpuFlavour
 from quotas.selectors.catalogue import mig_table
+from quotas.selectors.prices import rates_now
 from quotas.selectors.requests import Waits, waits_of
 from quotas.selectors.shapes import AskShape
 from quotas.services.asking_series import weekly_of
@@ -119,7 +120,7 @@ def _deadline(one: Mapping[str, Any], fit: Fit) -> tuple[str, datetime | None]:
 
 def _near(one: Mapping[str, Any], fit: Fit, user_id: int, offered: list[GpuFlavour]) -> Iterator[Near]:
     """Up to three near wishes that would start now, each of another kind."""
-    rates = _rates(one)
+    rates = rates_now(None, at=now(), site_code=one["site_code"], department_id=one["department"].pk)
     found: set[str] = set()
     for kind, changes in _variants(one, fit, offered):
         if kind in found or len(found) >= SHOWN:
@@ -197,12 +198,3 @@ def _halves(count: int) -> Iterator[int]:
     while count > 1:
         count //= 2
         yield count
-
-
-def _rates(one: Mapping[str, Any]) -> dict[int, int]:
-    """Price per GPU-hour now by flavour: the dearest of a flavour, or the named site's own."""
-    found: dict[int, int] = {}
-    for rate in PriceRate.objects.filter(during__contains=now()).order_by("micro_per_gpu_hour", "pk"):
-        if rate.site_code in ("", one["site_code"]) or not one["site_code"]:
-            found[rate.flavour_id] = rate.micro_per_gpu_hour
-    return found

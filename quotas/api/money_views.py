@@ -13,7 +13,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from portal.accounts.api.base import ApiViewSet
-from portal.accounts.models import Role
+from portal.accounts.models import Department, Role
 from portal.kernel.clock import now
 from portal.kernel.errors import Invalid, NotFound
 from quotas.models import GpuFlavour, LedgerEntry, PriceRate
@@ -23,6 +23,7 @@ from quotas.selectors.month_report import GROUPINGS, Total, ledger_mark, month_r
 from quotas.selectors.prices import rates
 from quotas.selectors.running import one_look
 from quotas.services.months import correction_book, month_close
+from quotas.services.price_import import prices_import
 from quotas.services.prices import rate_set
 
 
@@ -31,6 +32,7 @@ class PriceSerializer(serializers.ModelSerializer[PriceRate]):
 
     flavour = serializers.CharField(source="flavour.code")
     site = serializers.CharField(source="site_code")
+    department = serializers.CharField(source="department.code", default="", help_text="empty: for all")
     valid_from = serializers.DateTimeField(source="during.lower")
     valid_to = serializers.DateTimeField(source="during.upper", allow_null=True)
     set_by = serializers.CharField(source="entered_by_name")
@@ -39,7 +41,8 @@ class PriceSerializer(serializers.ModelSerializer[PriceRate]):
     class Meta:
         model = PriceRate
         fields = [
-            "uid", "flavour", "site", "micro_per_gpu_hour", "currency", "valid_from", "valid_to", "book", "set_by",
+            "uid", "flavour", "site", "department", "micro_per_gpu_hour", "list_micro_per_gpu_hour", "currency",
+            "valid_from", "valid_to", "book", "set_by",
         ]  # fmt: skip
 
     def get_currency(self, _rate: PriceRate) -> str:
@@ -52,10 +55,24 @@ class PriceInput(serializers.Serializer[Any]):
 
     flavour = serializers.CharField()
     site = serializers.CharField(required=False, allow_blank=True, default="", max_length=48)
-    micro_per_gpu_hour = serializers.IntegerField(min_value=0)
+    department = serializers.CharField(
+        required=False, allow_blank=True, default="", help_text="code; empty: for all"
+    )
+    micro_per_gpu_hour = serializers.IntegerField(min_value=0, help_text="what is charged")
+    list_micro_per_gpu_hour = serializers.IntegerField(
+        min_value=0, required=False, allow_null=True, default=None
+    )
     valid_from = serializers.DateTimeField(required=False, help_text="default: now")
     book = serializers.CharField(required=False, allow_blank=True, default="", max_length=48)
     reason = serializers.CharField(max_length=300)
+
+
+class PriceFile(serializers.Serializer[Any]):
+    """A CSV or XLSX table of prices; nothing is written while `dry_run` is true."""
+
+    file = serializers.FileField()
+    dry_run = serializers.BooleanField(default=True)
+    reason = serializers.CharField(required=False, allow_blank=True, default="", max_length=300)
 
 
 class LineSerializer(serializers.ModelSerializer[LedgerEntry]):
@@ -140,16 +157,54 @@ class PriceViewSet(ApiViewSet):
         flavour = GpuFlavour.objects.filter(code=data["flavour"]).first()
         if flavour is None:
             raise Invalid.field("flavour", _("There is no flavour of this code."))
+        department = None
+        if data["department"]:
+            department = Department.objects.without_tree_fields().filter(code=data["department"]).first()
+            if department is None:
+                raise Invalid.field("department", _("There is no department of this code."))
         rate = rate_set(
             acting_user=self.actor,
             flavour=flavour,
+            department=department,
             micro_per_gpu_hour=data["micro_per_gpu_hour"],
+            list_micro_per_gpu_hour=data["list_micro_per_gpu_hour"],
             valid_from=data.get("valid_from") or now(),
             site_code=data["site"],
             book=data["book"],
             reason=data["reason"],
         )
         return Response(PriceSerializer(rate).data, status=status.HTTP_201_CREATED)
+
+    @extend_schema(
+        operation_id="prices_import",
+        request={"multipart/form-data": PriceFile},
+        responses={200: dict},
+    )
+    def take_file(self, request: Request) -> Response:
+        """Set the prices of a file, all rows or none; with `dry_run` only say what it would do. Problems come by
+        row and column. The export for machines can come back.
+        """
+        self.policy.require(self.policy.keeps_books)
+        given = PriceFile(data=request.data)
+        given.is_valid(raise_exception=True)
+        data = given.validated_data
+        rows = prices_import(
+            acting_user=self.actor, file=data["file"].read(), reason=data["reason"], dry_run=data["dry_run"]
+        )
+        results = [
+            {
+                "row": row.number,
+                "flavour": row.flavour.code,
+                "site": row.site,
+                "department": row.department.code if row.department is not None else "",
+                "micro_per_gpu_hour": row.micro,
+                "list_micro_per_gpu_hour": row.list_micro,
+                "valid_from": row.valid_from,
+                "new": row.new,
+            }
+            for row in rows
+        ]
+        return Response({"dry_run": data["dry_run"], "count": len(results), "results": results})
 
 
 @extend_schema(tags=["money"])

@@ -17,11 +17,21 @@ from quotas.models.request import CapacityRequest
 
 
 class PriceRate(PublicModel):
-    """Price of one GPU-hour of a flavour during a time; a site's own rate (site_code) beats the general one."""
+    """Price of one GPU-hour of a flavour during a time: the contracted one, and perhaps the list price beside it.
+
+    A department's own rate holds for all below it and beats the general one; the nearest department's wins, and among
+    rates of one department (or general ones) a site's own beats that for all sites.
+    """
 
     flavour = models.ForeignKey(GpuFlavour, on_delete=models.PROTECT, related_name="rates")
     site_code = models.CharField(max_length=48, blank=True)
-    micro_per_gpu_hour = models.BigIntegerField()
+    department = models.ForeignKey(
+        "accounts.Department", on_delete=models.PROTECT, null=True, blank=True, related_name="rates"
+    )
+    micro_per_gpu_hour = models.BigIntegerField(help_text="what is charged: the contracted price")
+    list_micro_per_gpu_hour = models.BigIntegerField(
+        null=True, blank=True, help_text="the list price, where it differs"
+    )
     during = DateTimeRangeField()
     book = models.CharField(max_length=48, blank=True, help_text="version of the price book it came with")
     entered_by_name = models.CharField(max_length=200, blank=True)
@@ -33,14 +43,25 @@ class PriceRate(PublicModel):
                 expressions=[
                     ("flavour", RangeOperators.EQUAL),
                     ("site_code", RangeOperators.EQUAL),
+                    (Coalesce(F("department_id"), Value(0)), RangeOperators.EQUAL),
                     ("during", RangeOperators.OVERLAPS),
                 ],
             ),
             models.CheckConstraint(condition=Q(micro_per_gpu_hour__gte=0), name="rate_not_negative"),
+            models.CheckConstraint(
+                condition=Q(list_micro_per_gpu_hour=None) | Q(list_micro_per_gpu_hour__gte=0),
+                name="rate_list_not_negative",
+            ),
         ]
 
     def __str__(self) -> str:
         return f"{self.flavour} {self.micro_per_gpu_hour}"
+
+    @property
+    def list_micro(self) -> int:
+        """The list price; where none is named, what is charged."""
+        own = self.list_micro_per_gpu_hour
+        return self.micro_per_gpu_hour if own is None else own
 
 
 class UsageSpan(PublicModel):

@@ -82,7 +82,7 @@ class Cutter:
             return []
         return cut_use(
             Use(span.started_at, until, span.charge_milli),
-            prices=self.book.spans(span.flavour_id, span.site_code),
+            prices=self.book.spans(span.flavour_id, span.site_code, span.department_id),
             owners=self.names.owners.get(span.department_id, ()),
             zone=billing_zone(),
             since=start,

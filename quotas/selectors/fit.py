@@ -16,7 +16,8 @@ from quotas.engine import approval
 from quotas.engine.available import Admission, LevelCheck, admit, cap_checks
 from quotas.engine.charge import ChargeError
 from quotas.engine.tree import Counters, QuotaTree
-from quotas.models import GpuFlavour, PriceRate
+from quotas.models import GpuFlavour
+from quotas.selectors.prices import rates_now
 from quotas.selectors.shapes import AskShape
 from quotas.selectors.trees import INSTALLATION, quota_trees
 
@@ -87,7 +88,13 @@ def assess(
     it that has to fit at once, where it may start with less: whether it could ever start is judged by that.
     """
     trees = quota_trees([flavour.pk for flavour in flavours], parents)
-    rates = _rates([flavour.pk for flavour in flavours], site_code, moment)
+    rates = rates_now(
+        [flavour.pk for flavour in flavours],
+        at=moment,
+        site_code=site_code,
+        department_id=department_id,
+        parents=parents,
+    )
     out: list[Option] = []
     for flavour in flavours:
         try:
@@ -200,18 +207,3 @@ def limit_of(tree: QuotaTree, department_id: int) -> int | None:
         ends.append(tree.guarantee(department_id) + node.borrow_limit)
     known = [end for end in ends if end is not None]
     return max(0, min(known)) if known else None
-
-
-def _rates(flavour_ids: Sequence[int], site_code: str, moment: datetime) -> dict[int, int]:
-    """Price per GPU-hour now, by flavour: the site's own before the general one; without a site the dearest,
-    for nobody knows yet where it will run.
-    """
-    rows = PriceRate.objects.filter(flavour_id__in=flavour_ids, during__contains=moment)
-    if site_code:
-        rows = rows.filter(site_code__in=["", site_code])
-    found: dict[int, tuple[bool, int]] = {}
-    for rate in rows:
-        key = (bool(site_code) and rate.site_code == site_code, rate.micro_per_gpu_hour)
-        if rate.flavour_id not in found or key > found[rate.flavour_id]:
-            found[rate.flavour_id] = key
-    return {flavour_id: rate for flavour_id, (_own, rate) in found.items()}

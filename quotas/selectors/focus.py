@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, date, datetime
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
 from django.conf import settings
 
+from portal.kernel.units import cost_micro
 from quotas.engine.billing import month_bounds
-from quotas.models import LedgerEntry
+from quotas.models import LedgerEntry, PriceRate
 from quotas.selectors.billing_time import billing_zone, first_of_month
 from quotas.selectors.money import Lines
 
@@ -40,17 +41,31 @@ def focus_rows(lines: Lines) -> Iterator[list[str]]:
     start, end = month_bounds(month.year, month.month, billing_zone())
     account = settings.GPUPOOL_ORGANISATION or "GPU pool"
     rows = lines.booked().order_by("id").values_list(*FIELDS).iterator(chunk_size=5000)
-    return _rows(rows, month, utc(start), utc(end), account)
+    listed = dict(
+        PriceRate.objects.filter(list_micro_per_gpu_hour__isnull=False).values_list(
+            "uid", "list_micro_per_gpu_hour"
+        )
+    )
+    return _rows(rows, month, utc(start), utc(end), account, listed)
 
 
 def _rows(
-    rows: Iterable[tuple[Any, ...]], month: date, start: str, end: str, account: str
+    rows: Iterable[tuple[Any, ...]],
+    month: date,
+    start: str,
+    end: str,
+    account: str,
+    listed: Mapping[Any, int],
 ) -> Iterator[list[str]]:
     for row in rows:
         line = dict(zip(FIELDS, row, strict=True))
         cost = money(line["amount_micro"])
         price = money(line["micro_per_gpu_hour"]) if line["rate_uid"] is not None else "0.000000"
         quantity = hours(line["gpu_ms"])
+        micro = listed.get(line["rate_uid"])
+        list_price = price if micro is None else money(micro)
+        # What a correction of money alone takes back was never on the list.
+        list_cost = cost if micro is None or not line["gpu_ms"] else money(cost_micro(line["gpu_ms"], micro))
         # A correction of a line of an earlier month's books; one in its own open month changes what is billed there.
         correction = line["kind"] == LedgerEntry.Kind.CORRECTION
         earlier = correction and first_of_month(line["local_day"]) < month
@@ -67,8 +82,8 @@ def _rows(
             cost, account, account, line["currency"], end, start, category, "Correction" if earlier else "", what,
             "Usage-Based" if not correction else "One-Time", utc(stop) if stop else end, utc(line["starts_at"]),
             quantity if not correction else "", "Hours" if not correction else "", cost, "" if correction else price,
-            cost, account, cost, "" if correction else price, "" if correction else "Standard", quantity, UNIT,
-            account, account, line["site_code"], line["gpu_label"], line["gpu_label"], "GPU", "Compute", SERVICE,
+            cost, account, list_cost, "" if correction else list_price, "" if correction else "Standard", quantity,
+            UNIT, account, account, line["site_code"], line["gpu_label"], line["gpu_label"], "GPU", "Compute", SERVICE,
             line["flavour__code"], str(line["rate_uid"] or ""), str(line["department_id_ref"]),
             line["department_path"], json.dumps(tags, ensure_ascii=False), str(line["id"]), str(line["gpu_ms"]),
             "true" if line["rate_uid"] is not None else "false",

@@ -18,7 +18,7 @@ SELECT department_id_ref, sum(amount_micro)::bigint,
 FROM quotas_ledgerentry
 WHERE flavour_id = %(flavour)s AND booked_month = %(month)s AND (
     CASE WHEN %(site)s = '' THEN NOT site_code = ANY(%(own)s) ELSE site_code = %(site)s END
-)
+) AND (%(inside)s::bigint[] IS NULL OR department_id_ref = ANY(%(inside)s)) AND NOT department_id_ref = ANY(%(apart)s)
 GROUP BY 1
 """
 
@@ -65,22 +65,46 @@ class Preview:
 
 
 def price_preview(
-    *, flavour: GpuFlavour, micro_per_gpu_hour: int, site: str, month: date, tree: DepartmentTree
+    *,
+    flavour: GpuFlavour,
+    micro_per_gpu_hour: int,
+    site: str,
+    month: date,
+    tree: DepartmentTree,
+    department_id: int | None = None,
 ) -> Preview:
-    """The lines of a month that the price would have held for: of its site, or for a general price of all sites that
-    have none of their own. Corrections of hours are repriced too; corrections of money alone fall away.
+    """The lines of a month that the price would have held for: of its department and all below it, or for a general
+    one of all, without departments below that have prices of their own; of its site, or for all sites of those that
+    have none. Corrections of hours are repriced too; corrections of money alone fall away.
     """
+    set_already = PriceRate.objects.filter(flavour=flavour)
     own = sorted(
         set(
-            PriceRate.objects.filter(flavour=flavour)
+            set_already.filter(department=department_id)
             .exclude(site_code="")
             .values_list("site_code", flat=True)
         )
     )
+    inside = None if department_id is None else tree.subtree(department_id)
+    owners = set(set_already.filter(department__isnull=False).values_list("department_id", flat=True))
+    apart = {
+        pk
+        for owner in owners - {department_id}
+        if owner in tree.rows and (inside is None or owner in inside)
+        for pk in tree.subtree(owner)
+    }
     with connection.cursor() as cursor:
         cursor.execute(
             _SQL,
-            {"price": micro_per_gpu_hour, "flavour": flavour.pk, "month": month, "site": site, "own": own},
+            {
+                "price": micro_per_gpu_hour,
+                "flavour": flavour.pk,
+                "month": month,
+                "site": site,
+                "own": own,
+                "inside": inside,
+                "apart": sorted(apart),
+            },
         )
         found = cursor.fetchall()
     rows = [

@@ -124,7 +124,7 @@ def _cut(moment: datetime, mark: Mark, kept: _Kept | None) -> _Kept:
             "department__cost_center", "charge_milli", "started_at", "accrued_to",
         )
     )  # fmt: skip
-    prices = {key: book.spans(*key) for key in {(row[3], row[4]) for row in spans}}
+    prices = {key: book.spans(*key) for key in {(row[3], row[4], row[1]) for row in spans}}
     zone = billing_zone()
     cuts: list[RunningCut] = []
     for pk, department, user, flavour, site, cost_code, cost_center, charge, started, accrued in spans:
@@ -132,7 +132,7 @@ def _cut(moment: datetime, mark: Mark, kept: _Kept | None) -> _Kept:
             continue
         found = cut_use(
             Use(started, moment, charge),
-            prices=prices[flavour, site],
+            prices=prices[flavour, site, department],
             owners=names.owners.get(department, ()),
             zone=zone,
             since=accrued,

@@ -8,7 +8,8 @@ from django.db import IntegrityError, transaction
 from django.db.models import F, Q, QuerySet
 from django.utils.translation import gettext_lazy as _
 
-from portal.accounts.policy import policy_of
+from portal.accounts.models import Department
+from portal.accounts.policy import DepartmentTree, policy_of
 from portal.kernel.clock import now
 from portal.kernel.errors import Conflict, Invalid
 from portal.kernel.units import cost_micro
@@ -35,29 +36,33 @@ def rate_set(
     micro_per_gpu_hour: int,
     valid_from: datetime,
     site_code: str = "",
+    department: Department | None = None,
+    list_micro_per_gpu_hour: int | None = None,
     book: str = "",
     reason: str = "",
 ) -> PriceRate:
-    """Put a rate in force from a moment until the next one that is set already.
+    """Put a rate in force from a moment until the next one of the same flavour, site and department that is set
+    already. Without a department it is the general one.
 
     The rate that holds at that moment ends there. A moment in the past is taken only where nothing was booked
     with a price since; lines booked without one get their money by corrections. Invalid for a negative or
     absurd price or a naive time, Conflict (`rate_already_booked`) for the past.
     """
-    _may(acting_user)
+    may_price(acting_user)
     if valid_from.tzinfo is None:
         raise Invalid.field("valid_from", _("The time needs a zone."))
-    if micro_per_gpu_hour < 0:
-        raise Invalid.field("price", _("A price cannot be negative. 0 is a price: it costs nothing."))
-    if micro_per_gpu_hour > HIGHEST:
-        raise Invalid.field("price", _("This is more than 1,000,000 a GPU-hour. Check the amount."))
+    for name, micro in (("price", micro_per_gpu_hour), ("list_price", list_micro_per_gpu_hour or 0)):
+        if micro > HIGHEST:
+            raise Invalid.field(name, _("This is more than 1,000,000 a GPU-hour. Check the amount."))
+        if micro < 0:
+            raise Invalid.field(name, _("A price cannot be negative. 0 is a price: it costs nothing."))
     with transaction.atomic():
         GpuFlavour.objects.select_for_update(no_key=True).get(pk=flavour.pk)
         if valid_from < now() - LATE_BY:
-            _refuse_booked_past(flavour, site_code, valid_from)
+            _refuse_booked_past(flavour, site_code, department, valid_from)
         found = list(
             PriceRate.objects.select_for_update()
-            .filter(flavour=flavour, site_code=site_code)
+            .filter(flavour=flavour, site_code=site_code, department=department)
             .order_by("during")
         )
         before = next((r for r in reversed(found) if r.during.lower <= valid_from), None)
@@ -78,7 +83,9 @@ def rate_set(
                 rate = PriceRate.objects.create(
                     flavour=flavour,
                     site_code=site_code,
+                    department=department,
                     micro_per_gpu_hour=micro_per_gpu_hour,
+                    list_micro_per_gpu_hour=list_micro_per_gpu_hour,
                     during=(valid_from, following.during.lower if following else None),
                     book=book.strip(),
                     entered_by_name=acting_user.name,
@@ -98,6 +105,8 @@ def rate_set(
                 "micro_per_gpu_hour": micro_per_gpu_hour,
                 "flavour": flavour.code,
                 "site": site_code,
+                "department": department.code if department is not None else "",
+                "list_micro_per_gpu_hour": list_micro_per_gpu_hour,
                 "valid_from": valid_from.isoformat(),
                 "book": rate.book,
             },
@@ -107,19 +116,27 @@ def rate_set(
         return rate
 
 
-def _may(acting_user: Actor) -> None:
+def may_price(acting_user: Actor) -> None:
+    """Refused for who does not keep the books."""
     if not acting_user.is_system:
         policy = policy_of(acting_user.user)
         policy.require(policy.keeps_books)
 
 
-def _touched(flavour: GpuFlavour, site_code: str, since: datetime) -> Q:
+def _touched(flavour: GpuFlavour, site_code: str, department: Department | None, since: datetime) -> Q:
     query = Q(kind=LedgerEntry.Kind.USAGE, flavour=flavour, ends_at__gt=since)
-    return query & Q(site_code=site_code) if site_code else query
+    if site_code:
+        query &= Q(site_code=site_code)
+    if department is not None:
+        query &= Q(department_id_ref__in=DepartmentTree.load().subtree(department.pk))
+    return query
 
 
-def _refuse_booked_past(flavour: GpuFlavour, site_code: str, valid_from: datetime) -> None:
-    priced = LedgerEntry.objects.filter(_touched(flavour, site_code, valid_from), rate_uid__isnull=False)
+def _refuse_booked_past(
+    flavour: GpuFlavour, site_code: str, department: Department | None, valid_from: datetime
+) -> None:
+    touched = _touched(flavour, site_code, department, valid_from)
+    priced = LedgerEntry.objects.filter(touched, rate_uid__isnull=False)
     if priced.exists():
         raise Conflict(
             code="rate_already_booked",
@@ -135,7 +152,7 @@ def _price_late(rate: PriceRate) -> None:
     none is left. A line that began before the rate, or ran past it, is left to a correction by hand.
     """
     lines = LedgerEntry.objects.filter(
-        _touched(rate.flavour, rate.site_code, rate.during.lower),
+        _touched(rate.flavour, rate.site_code, rate.department, rate.during.lower),
         rate_uid=None,
         starts_at__gte=rate.during.lower,
         corrections=None,

@@ -24,10 +24,11 @@ from portal.kernel.clock import now
 from portal.kernel.errors import DomainError
 from portal.kernel.ids import uuid7
 from portal.ops.actor import actor_of
-from quotas.models import CapacityRequest, PriceRate, QuotaUsage, RequestDependency
+from quotas.models import CapacityRequest, QuotaUsage, RequestDependency
 from quotas.selectors.approvals import subject_of
 from quotas.selectors.approvers import Deciders
 from quotas.selectors.flavours import flavours_on_offer
+from quotas.selectors.prices import general_rates
 from quotas.selectors.requests import flavour_names, visible_requests, with_open_step
 from quotas.selectors.series import progress_of_all
 from quotas.services.requests import (
@@ -67,8 +68,7 @@ def find_request(request: HttpRequest, uid: uuid.UUID) -> CapacityRequest:
 
 def current_prices() -> dict[int, int]:
     """The general price per GPU-hour now, by flavour id."""
-    rows = PriceRate.objects.filter(site_code="", during__contains=now())
-    return dict(rows.values_list("flavour_id", "micro_per_gpu_hour"))
+    return dict(general_rates(now()).values_list("flavour_id", "micro_per_gpu_hour"))
 
 
 def make_form(request: HttpRequest, **kwargs: Any) -> RequestForm:

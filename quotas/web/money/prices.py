@@ -16,10 +16,12 @@ from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_http_methods, require_safe
 
 from portal.accounts.middleware import policy_of_request
+from portal.accounts.models import Department
 from portal.accounts.policy import Policy
 from portal.kernel.clock import now
 from portal.kernel.csv_export import csv_response, machine_csv, people_csv
 from portal.kernel.errors import DomainError
+from portal.kernel.tabular import column_of, row_of
 from portal.kernel.units import micro_from_money
 from portal.ops.actor import actor_of
 from quotas.models import GpuFlavour, PriceRate
@@ -29,6 +31,7 @@ from quotas.selectors.money import LineFilter
 from quotas.selectors.month_report import ledger_mark
 from quotas.selectors.price_preview import Preview, price_preview
 from quotas.selectors.prices import rates
+from quotas.services.price_import import Taken, prices_import
 from quotas.services.prices import rate_set
 from quotas.web.money.common import MONEY_ROLES, about, for_roles
 from quotas.web.money.ledger import show_error
@@ -46,8 +49,24 @@ class RateForm(forms.Form):
         required=False,
         help_text=gettext_lazy("A site's own price beats the general one. Empty: all sites."),
     )
+    department = forms.ModelChoiceField(
+        Department.objects.none(),
+        label=gettext_lazy("Department"),
+        required=False,
+        to_field_name="code",
+        empty_label=gettext_lazy("all departments"),
+        help_text=gettext_lazy("Its own price holds for all below it and beats the general one."),
+    )
     price = forms.DecimalField(
         label=gettext_lazy("Price of a GPU-hour"), max_digits=14, decimal_places=6, min_value=0
+    )
+    list_price = forms.DecimalField(
+        label=gettext_lazy("List price"),
+        max_digits=14,
+        decimal_places=6,
+        min_value=0,
+        required=False,
+        help_text=gettext_lazy("Shown beside what is charged, and in FOCUS files. Empty: the same."),
     )
     valid_from = forms.DateTimeField(
         label=gettext_lazy("Valid from"),
@@ -62,6 +81,12 @@ class RateForm(forms.Form):
         help_text=gettext_lazy("For example 2026-07."),
     )
     reason = forms.CharField(label=gettext_lazy("Reason"), max_length=300)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        field = self.fields["department"]
+        assert isinstance(field, forms.ModelChoiceField)
+        field.queryset = Department.objects.without_tree_fields().filter(closed_at=None).order_by("name")
 
     def clean_valid_from(self) -> datetime:
         """Typed as local time of the billing zone, whatever zone the reader lives in."""
@@ -84,10 +109,11 @@ class Bar:
 
 @dataclass(frozen=True)
 class Lane:
-    """The rates of one flavour and site."""
+    """The rates of one flavour, site and department."""
 
     flavour: GpuFlavour
     site: str
+    department: Department | None
     bars: list[Bar]
 
 
@@ -99,10 +125,13 @@ def lanes(found: list[PriceRate], moment: datetime) -> tuple[list[Lane], float, 
     def place(at: datetime) -> float:
         return round(min(100.0, max(0.0, 100 * ((at - start) / timedelta(seconds=1)) / whole)), 2)
 
-    out: dict[tuple[int, str], Lane] = {}
+    out: dict[tuple[int, str, int | None], Lane] = {}
     for rate in found:
         lower, upper = rate.during.lower, rate.during.upper
-        lane = out.setdefault((rate.flavour_id, rate.site_code), Lane(rate.flavour, rate.site_code, []))
+        lane = out.setdefault(
+            (rate.flavour_id, rate.site_code, rate.department_id),
+            Lane(rate.flavour, rate.site_code, rate.department, []),
+        )
         if upper is not None and upper <= start:
             continue
         state = "next" if lower > moment else "now" if upper is None or upper > moment else "past"
@@ -115,11 +144,17 @@ def lanes(found: list[PriceRate], moment: datetime) -> tuple[list[Lane], float, 
 def prices(request: HttpRequest) -> HttpResponse:
     """``/prices/``; POST puts a rate in force."""
     policy = policy_of_request(request)
-    form = RateForm(request.POST or None)
+    importing = request.method == "POST" and "import" in request.POST
+    form = RateForm(request.POST if request.method == "POST" and not importing else None)
     preview: Preview | None = None
+    imported: Imported | None = None
     if request.method == "POST":
         policy.require(policy.keeps_books)
-        if form.is_valid():
+        if importing:
+            imported = _import(request)
+            if imported.done:
+                return HttpResponseRedirect(reverse("quotas:prices"))
+        elif form.is_valid():
             if "preview" in request.POST:
                 preview = _preview(form, policy)
             elif _save(request, form):
@@ -127,7 +162,11 @@ def prices(request: HttpRequest) -> HttpResponse:
     found = list(rates())
     moment = now()
     rows, today, ticks = lanes(found, moment)
-    priced = {rate.flavour_id for rate in found if rate.site_code == "" and _holds(rate, moment)}
+    priced = {
+        rate.flavour_id
+        for rate in found
+        if rate.site_code == "" and rate.department_id is None and _holds(rate, moment)
+    }
     context: dict[str, Any] = {
         "lanes": rows,
         "today": today,
@@ -136,11 +175,49 @@ def prices(request: HttpRequest) -> HttpResponse:
         "missing": [f for f in GpuFlavour.objects.filter(active=True) if f.pk not in priced],
         "form": form,
         "preview": preview,
+        "imported": imported,
         "may_set": policy.keeps_books,
         "zone": billing_zone().key,
         "now": moment,
     }
-    return render(request, "quotas/money/prices.html", context, status=400 if form.errors else 200)
+    wrong = form.errors or (imported is not None and imported.problems)
+    return render(request, "quotas/money/prices.html", context, status=400 if wrong else 200)
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What a file would set or what is wrong with it; `done` once it was taken."""
+
+    done: bool
+    rows: list[Taken]
+    problems: list[tuple[int, str, Any]]
+
+    @property
+    def new(self) -> int:
+        """How many rows set a price."""
+        return sum(row.new for row in self.rows)
+
+
+def _import(request: HttpRequest) -> Imported:
+    """POST with a file: ``import=check`` shows what it would do, ``import=take`` does it."""
+    file = request.FILES.get("file")
+    dry_run = request.POST["import"] != "take"
+    if file is None:
+        return Imported(False, [], [(0, "", _("Choose a file."))])
+    try:
+        rows = prices_import(
+            acting_user=actor_of(request),
+            file=file.read(),
+            reason=request.POST.get("reason", "")[:300],
+            dry_run=dry_run,
+        )
+    except DomainError as error:
+        found = [(row_of(p), column_of(p), p["detail"]) for p in error.errors] or [(0, "", error.detail)]
+        return Imported(False, [], found)
+    done = Imported(not dry_run, rows, [])
+    if done.done:
+        messages.success(request, _("%(n)s prices set.") % {"n": done.new})
+    return done
 
 
 def _holds(rate: PriceRate, moment: datetime) -> bool:
@@ -156,6 +233,7 @@ def _preview(form: RateForm, policy: Policy) -> Preview:
         site=data["site"].strip(),
         month=previous_month(month_of(now())),
         tree=policy.tree,
+        department_id=getattr(data["department"], "pk", None),
     )
 
 
@@ -168,6 +246,10 @@ def _save(request: HttpRequest, form: RateForm) -> bool:
             micro_per_gpu_hour=micro_from_money(data["price"]),
             valid_from=data["valid_from"],
             site_code=data["site"].strip(),
+            department=data["department"],
+            list_micro_per_gpu_hour=None
+            if data["list_price"] is None
+            else micro_from_money(data["list_price"]),
             book=data["book"],
             reason=data["reason"],
         )
@@ -188,7 +270,9 @@ def prices_file(request: HttpRequest) -> HttpResponse:
             "uid",
             "flavour",
             "site",
+            "department",
             "micro_per_gpu_hour",
+            "list_micro_per_gpu_hour",
             "valid_from",
             "valid_to",
             "book",
@@ -199,7 +283,9 @@ def prices_file(request: HttpRequest) -> HttpResponse:
                 r.uid,
                 r.flavour.code,
                 r.site_code,
+                r.department.code if r.department is not None else "",
                 r.micro_per_gpu_hour,
+                r.list_micro_per_gpu_hour,
                 r.during.lower,
                 r.during.upper,
                 r.book,
@@ -213,7 +299,9 @@ def prices_file(request: HttpRequest) -> HttpResponse:
     heads = [
         _("Flavour"),
         _("Site"),
+        _("Department"),
         _("Price per GPU·h"),
+        _("List price"),
         _("Valid from"),
         _("Valid to"),
         _("Version"),
@@ -223,7 +311,9 @@ def prices_file(request: HttpRequest) -> HttpResponse:
         [
             r.flavour.name,
             r.site_code or _("all sites"),
+            r.department.name if r.department is not None else _("all departments"),
             amount(r.micro_per_gpu_hour),
+            amount(r.list_micro),
             f"{r.during.lower.astimezone(zone):%Y-%m-%d %H:%M}",
             f"{r.during.upper.astimezone(zone):%Y-%m-%d %H:%M}" if r.during.upper else "",
             r.book,
