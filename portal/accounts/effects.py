@@ -2,7 +2,7 @@
 
 This room knows no leases and no quotas. Upper rooms register here, from `AppConfig.ready`: functions that
 count what an act touches (shown before it is done; a blocking one refuses it), functions that run inside the
-transaction of a move, and the GPUs that people hold now.
+transaction of a move or a close, and the GPUs that people hold now.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
+
+from portal.ops.actor import Actor
 
 
 @dataclass(frozen=True)
@@ -24,11 +26,13 @@ class Effect:
 
 Counter = Callable[[str, list[int]], Iterable[Effect]]
 Moved = Callable[[int, int | None, int | None], None]
+Closed = Callable[[Actor, int, str], None]
 Holdings = Callable[[list[int]], dict[int, int]]
 
 _department_counters: list[Counter] = []
 _person_counters: list[Counter] = []
 _moved: list[Moved] = []
+_closed: list[Closed] = []
 _holdings: list[Holdings] = []
 
 
@@ -51,6 +55,13 @@ def register_moved(handler: Moved) -> None:
         _moved.append(handler)
 
 
+def register_closed(handler: Closed) -> None:
+    """`handler(acting_user, department_id, reason)` runs in the transaction that closes a department. An error
+    undoes it."""
+    if handler not in _closed:
+        _closed.append(handler)
+
+
 def register_holdings(handler: Holdings) -> None:
     """`handler(user_ids)` gives milli-GPU held now by each person (only those above 0)."""
     if handler not in _holdings:
@@ -71,6 +82,12 @@ def tell_moved(department_id: int, old_parent_id: int | None, new_parent_id: int
     """Run the handlers of a move."""
     for handler in _moved:
         handler(department_id, old_parent_id, new_parent_id)
+
+
+def tell_closed(acting_user: Actor, department_id: int, reason: str) -> None:
+    """Run the handlers of a close."""
+    for handler in _closed:
+        handler(acting_user, department_id, reason)
 
 
 def held_milli(user_ids: list[int]) -> dict[int, int] | None:

@@ -22,3 +22,4 @@ class WebConfig(AppConfig):
         effects.register_person_effects(touches.of_people)
         effects.register_holdings(touches.held_by)
         effects.register_moved(touches.use_follows)
+        effects.register_closed(touches.quota_ends)

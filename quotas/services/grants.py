@@ -119,6 +119,34 @@ def grant_set(
         return Granted(grant, warnings)
 
 
+def grants_end(*, acting_user: Actor, department_id: int, reason: str) -> int:
+    """End all that a department may have, now and later, and put what follows in force: it is closed. Its use
+    goes on as borrowed. Returns how many grants ended or were dropped.
+    """
+    moment, done = now(), 0
+    with transaction.atomic():
+        rows = QuotaGrant.objects.filter(
+            department_id=department_id, during__overlap=DateTimeTZRange(moment, None)
+        )
+        for flavour_id in sorted(set(rows.values_list("flavour_id", flat=True))):
+            flavour = flavour_lock(flavour_id)
+            here = rows.filter(flavour_id=flavour_id)
+            before = [GrantNumbers.of(grant).as_fields() for grant in here.order_by("during")]
+            _make_room(department_id, flavour_id, moment, None)
+            audit_record(
+                acting_user=acting_user,
+                action="quota.grant_ended",
+                subject=flavour,
+                before={"grants": before},
+                after={"flavour": flavour.code, "to": moment.isoformat()},
+                reason=reason,
+                department_id=department_id,
+            )
+            limits_apply(flavour_id=flavour_id)
+            done += len(before)
+    return done
+
+
 def limits_apply(*, flavour_id: int) -> int:
     """Bring the limits on the usage rows of a flavour to the grants now in force, in one transaction under
     lock; returns how many rows changed. Run when grants change, and by the sweep when one begins or ends.

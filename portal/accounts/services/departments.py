@@ -14,7 +14,7 @@ from django.db import transaction
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 from django.utils.translation import gettext_lazy as _
 
-from portal.accounts.effects import Effect, department_effects, tell_moved
+from portal.accounts.effects import Effect, department_effects, tell_closed, tell_moved
 from portal.accounts.models import Department, DepartmentName, RoleBinding, User
 from portal.accounts.policy import DepartmentTree
 from portal.accounts.services.common import difference, lock_tree, require_people_admin
@@ -299,7 +299,7 @@ def department_close_effects(department: Department) -> list[Effect]:
 def department_close(
     *, acting_user: Actor, department: Department, reason: str, expected_version: int | None = None
 ) -> Department:
-    """Close: nobody asks on its behalf any more. What runs goes on, and history stays.
+    """Close: nobody asks on its behalf any more, and its quota ends. What runs goes on, and history stays.
 
     Errors: `Invalid` without a reason, `Conflict` ``in_the_way`` (open departments below, and what rooms hold
     against it).
@@ -328,6 +328,7 @@ def department_close(
             reason=reason.strip(),
             department_id=row.pk,
         )
+        tell_closed(acting_user, row.pk, reason.strip())
         _tell("closed", row)
     return row
 
