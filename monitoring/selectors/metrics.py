@@ -20,6 +20,7 @@ from monitoring.selectors.board import board_now
 from pool.models import Node
 from portal.kernel.units import MS_PER_HOUR
 from portal.ops.models import Incident
+from portal.ops.selectors.runs import sweep_last
 
 _LABELS = ["gpu", "slot", "node", "site", "model"]
 
@@ -36,6 +37,7 @@ class PoolCollector(Collector):
         yield from self._measures()
         yield self._installed()
         yield from _found()
+        yield from _sweeps()
 
     def _states(self) -> Metric:
         board = self.board
@@ -102,6 +104,18 @@ class PoolCollector(Collector):
         cell = self.board.cells[i]
         node = self.board.nodes[cell.node]
         return [cell.uid, str(cell.slot), node.name, self.board.sites[node.site][1], node.model]
+
+
+def _sweeps() -> Iterator[Metric]:
+    """When periodic work began last: expiry, reclaim, charging and notices all hang on it."""
+    last = sweep_last()
+    if last is not None:
+        family = GaugeMetricFamily(
+            "gpupool_last_sweep_timestamp_seconds",
+            "Time of the last periodic sweep; alert when it stands still",
+        )
+        family.add_metric([], last.timestamp())
+        yield family
 
 
 def _found() -> Iterator[Metric]:

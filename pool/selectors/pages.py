@@ -11,6 +11,7 @@ from django.db.models.functions import Coalesce
 from pool.models import Allocation, AllocationMember, Cluster, Gpu, Lease, Node, QueueEntry, Site
 from portal.accounts.policy import Policy
 from portal.ops.models import Incident
+from portal.ops.selectors.runs import sweeps_silent_since
 from quotas.models import CapacityRequest, FlavourCapacity
 
 
@@ -153,10 +154,11 @@ def queue_listed(policy: Policy, limit: int = 20) -> list[QueueEntry]:
 
 
 def operations() -> dict[str, Any]:
-    """Everything the operations page opens with, in seven queries."""
+    """Everything the operations page opens with, in eight queries."""
     incidents = list(Incident.objects.exclude(state="closed").order_by("-opened_at")[:200])
     waiting = CapacityRequest.objects.filter(state=CapacityRequest.State.QUEUED)
     return {
+        "silent_since": sweeps_silent_since(),
         "figures": pool_figures(),
         "nodes_bad": list(
             Node.objects.exclude(schedulable=Node.Schedulable.RETIRED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from django.db import transaction
+from django.db.models import OuterRef, Subquery, Sum
 from django.utils.translation import gettext_lazy as _
 
 from pool.models import Allocation, AllocationMember, Node, ReclaimCase
@@ -107,10 +108,15 @@ def node_maintenance(*, acting_user: Actor, node: Node, reason: str, until: date
 
 
 def node_work(node: Node) -> list[Allocation]:
-    """Open allocations with a part on this node, oldest first."""
+    """Open allocations with a part on this node, oldest first, each with the cores and the memory that it has here
+    (``host_cpu_milli``, ``host_memory_mib``; 0 where none was asked for)."""
+    here = AllocationMember.objects.filter(node=node)
+    parts = here.filter(allocation=OuterRef("pk")).order_by().values("allocation")
     return list(
-        Allocation.objects.filter(
-            pk__in=AllocationMember.objects.filter(node=node).values("allocation_id"),
+        Allocation.objects.filter(pk__in=here.values("allocation_id"))
+        .annotate(
+            host_cpu_milli=Subquery(parts.annotate(n=Sum("cpu_milli")).values("n")),
+            host_memory_mib=Subquery(parts.annotate(n=Sum("memory_mib")).values("n")),
         )
         .exclude(state=Allocation.State.ENDED)
         .select_related("holder", "department", "flavour", "request")

@@ -122,6 +122,8 @@ def node_detail(request: HttpRequest, uid: Any) -> HttpResponse:
         "gpus": gpus,
         "held_milli": held,
         "total_milli": 1000 * len(gpus),
+        "cpu_milli": sum(a.host_cpu_milli or 0 for a in work),
+        "memory_mib": sum(a.host_memory_mib or 0 for a in work),
         "work": work,
         "people": len({a.holder_id for a in work}),
         "rest_ms": rest_ms,
