@@ -15,6 +15,9 @@ from typing import Any, Iterable
 PROGRAM = "podman"
 KIND = "nvidia.com/gpu"
 FOLDERS = ("/etc/cdi", "/var/run/cdi")
+MESSAGE_QUEUES = "/dev/mqueue"
+HYBRID_CGROUPS = "/sys/fs/cgroup/unified"
+PRIVATE_SHM = "8g"
 IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/@:-]{0,299}")
 NOT_PASSED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "LD_PRELOAD", "LD_LIBRARY_PATH", "TMPDIR")
 STEERS = ("CONTAINER", "PODMAN", "DOCKER", "XDG_", "REGISTRY_", "STORAGE_", "BUILDAH", "NOTIFY_", "DBUS_")
@@ -84,7 +87,13 @@ def command(
     image = str(spec.get("image") or "")
     if not IMAGE.fullmatch(image):
         raise NoContainers("image_refused", f"{ascii(image[:100])} is not an image name")
-    words = [found, "run", "--rm", "--name", name, "--network", "host", "--ipc", "host", "--init"]
+    # Processes of the host's own table: signals reach them as they reach a command's, NVML's pids are theirs, and a
+    # port is known as the job's. Shared memory of the host is what MPS and NCCL go by, where podman can give it.
+    words = [found, "--cgroup-manager", "cgroupfs"]  # the account has no session of systemd
+    if os.path.isdir(HYBRID_CGROUPS) and shutil.which("runc"):
+        words += ["--runtime", "runc"]  # crun refuses such a host
+    words += ["run", "--rm", "--name", name, "--network", "host", "--pid", "host"]
+    words += ["--ipc", "host"] if os.path.isdir(MESSAGE_QUEUES) else ["--shm-size", PRIVATE_SHM]
     words += ["--security-opt", "no-new-privileges", "--cap-drop", "all", "--userns", "keep-id"]
     words += ["--volume", f"{work_dir}:{work_dir}", "--workdir", work_dir]
     for pipe in spec.get("container_folders") or []:
@@ -97,8 +106,6 @@ def command(
                 "--env",
                 variable,
             ]  # without a value: taken from podman's own environment, not shown to others
-    if spec.get("memory_limit"):
-        words += ["--memory", f"{int(spec['memory_limit'])}m"]
     words.append(image)
     if spec.get("command"):
         words += ["/bin/sh", "-c", str(spec["command"])]

@@ -53,30 +53,32 @@ def job_python() -> str:
 @pytest.fixture
 def nodes(site: Site, nvml: FakeNvml, tmp_path: Path) -> Iterator[list[Node]]:
     """Two agents of one machine, enrolled as two nodes."""
-    running = []
-    for name in ("east", "west"):
-        folder = tmp_path / name
-        folder.mkdir()
-        environment = clean_environment(nvml.environment | {"GPUPOOL_NO_NVML": "1"})
-        agent = Process(folder / "state", environment, [sys.executable, "-m", "pool.agent"])
-        code = enrolment_code_create(acting_user=SYSTEM, node_name=name)
-        answer = agent.command("enrol", code, "--url", site.url, "--job-account", "nobody")
-        assert answer.returncode == 0, answer.stderr
-        Node.objects.update(
-            hostname=name, machine_id=""
-        )  # else the second code enrols the same machine again
-        running.append(agent)
-    for agent in running:
-        agent.start()
-    wait_for(lambda: Node.objects.filter(health="ok").count() == 2)
-    Node.objects.update(address="127.0.0.1")
-    yield list(Node.objects.order_by("name"))
-    for agent in running:
-        if agent.process is not None:
-            agent.process.kill()
-            agent.process.wait()
-        kill_jobs(agent.state)
-        shutil.rmtree(f"/var/tmp/gpupool-work-{agent.state.stat().st_ino}", ignore_errors=True)
+    running: list[Process] = []
+    try:
+        for name in ("east", "west"):
+            folder = tmp_path / name
+            folder.mkdir()
+            environment = clean_environment(nvml.environment | {"GPUPOOL_NO_NVML": "1"})
+            agent = Process(folder / "state", environment, [sys.executable, "-m", "pool.agent"])
+            running.append(agent)
+            code = enrolment_code_create(acting_user=SYSTEM, node_name=name)
+            answer = agent.command("enrol", code, "--url", site.url, "--job-account", "nobody")
+            assert answer.returncode == 0, answer.stderr
+            # Else the second code enrols the same machine again.
+            Node.objects.update(hostname=name, machine_id="")
+        for agent in running:
+            agent.start()
+        wait_for(lambda: Node.objects.filter(health="ok").count() == 2)
+        Node.objects.update(address="127.0.0.1")
+        yield list(Node.objects.order_by("name"))
+    finally:
+        for agent in running:
+            if agent.process is not None:
+                agent.process.kill()
+                agent.process.wait()
+            kill_jobs(agent.state)
+            if agent.state.exists():
+                shutil.rmtree(f"/var/tmp/gpupool-work-{agent.state.stat().st_ino}", ignore_errors=True)
 
 
 def test_torchrun_meets_over_two_agents(nodes: list[Node], monkeypatch: pytest.MonkeyPatch) -> None:
