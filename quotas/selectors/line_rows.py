@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from decimal import Decimal
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from django.utils.translation import gettext as _
 
@@ -73,8 +75,8 @@ def sheet_rows(lines: Iterable[LedgerEntry]) -> Iterator[list[Any]]:
     for line in lines:
         yield [
             str(line.pk or _("running")), str(line.get_kind_display()), f"{line.local_day:%Y-%m-%d}",
-            f"{line.starts_at.astimezone(zone):%Y-%m-%d %H:%M:%S}",
-            f"{line.ends_at.astimezone(zone):%Y-%m-%d %H:%M:%S}", f"R-{line.request_id_ref}", line.department_path,
+            clock_time(line.starts_at, zone),
+            clock_time(line.ends_at, zone), f"R-{line.request_id_ref}", line.department_path,
             line.user_name, line.cost_code, line.flavour_name, line.site_code, line.node_name, line.gpu_label,
             line.charge_milli, line.gpu_ms, line.micro_per_gpu_hour if line.rate_uid else None, line.amount_micro,
             reason_text(line.reason),
@@ -89,8 +91,8 @@ def people_rows(lines: Iterable[LedgerEntry]) -> Iterator[list[Any]]:
             line.pk or _("running"),
             line.get_kind_display(),
             line.local_day,
-            f"{line.starts_at.astimezone(zone):%Y-%m-%d %H:%M:%S}",
-            f"{line.ends_at.astimezone(zone):%Y-%m-%d %H:%M:%S}",
+            clock_time(line.starts_at, zone),
+            clock_time(line.ends_at, zone),
             f"R-{line.request_id_ref}",
             line.department_path,
             line.user_name,
@@ -106,6 +108,11 @@ def people_rows(lines: Iterable[LedgerEntry]) -> Iterator[list[Any]]:
             amount(line.amount_micro),
             reason_text(line.reason),
         ]
+
+
+def clock_time(moment: datetime, zone: ZoneInfo) -> str:
+    """The time of the pages with its offset, so that the hour that clocks show twice is two."""
+    return moment.astimezone(zone).isoformat(sep=" ", timespec="seconds")
 
 
 def reason_text(reason: str) -> str:

@@ -77,7 +77,7 @@ def test_totals_equal_their_lines_on_screen_and_in_files(lab: World) -> None:
         assert inside["all_micro"] == group.total.amount_micro
 
 
-def test_a_file_for_people_says_what_it_is_and_runs_no_formula(lab: World) -> None:
+def test_P055_P058_a_file_for_people_says_what_it_is_and_runs_no_formula(lab: World) -> None:
     request = lab.request()
     request.cost_code = "=HYPERLINK(1)"
     request.save()
@@ -90,6 +90,7 @@ def test_a_file_for_people_says_what_it_is_and_runs_no_formula(lab: World) -> No
     assert "Asia/Shanghai" in text
     assert "CNY" in text
     assert "'=HYPERLINK(1)" in text
+    assert "2026-06-01 00:00:00+08:00" in text
 
 
 def test_a_researcher_sees_own_lines_only_and_a_lead_the_subtree(lab: World) -> None:
