@@ -17,10 +17,9 @@ import signal
 import time
 from typing import Any
 
-from pool.agent import PROTOCOL, VERSION, accounts, capabilities, config, devices, facts, files, ws
-from pool.agent.collector import DOWN_REASON, Collector, self_command, self_environment
-from pool.agent.health import Health
-from pool.agent.job import Job
+from pool.agent import PROTOCOL, VERSION, accounts, capabilities, config, devices, facts, files, layouts, ws
+from pool.agent.care import Care
+from pool.agent.collector import DOWN_REASON, Collector
 from pool.agent.jobs import Jobs
 from pool.agent.kmsg import KernelLog
 from pool.agent.nvml import utc_now
@@ -35,8 +34,6 @@ SAMPLE_SECONDS = 10.0
 JOB_POLL_SECONDS = 0.25
 INVENTORY_SECONDS = 60.0
 SILENCE_SECONDS = 45.0
-LAYOUT_SECONDS = 120.0
-FOLDER_SECONDS = 30.0
 BACKOFF = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 REFUSED_BACKOFF = float(os.environ.get("GPUPOOL_AGENT_REFUSED_SECONDS", "60"))
 
@@ -77,7 +74,7 @@ class Agent:
         self.socket: ws.WebSocket | None = None
         self.welcomed = False
         self.refusal: dict[str, Any] | None = None
-        self.health = Health(self._tell_health)
+        self.care = Care(self.jobs, self.outbox)
         self._layouts: list[asyncio.Future[None]] = []
         self._wake = asyncio.Event()
         self._done = asyncio.Event()
@@ -171,16 +168,8 @@ class Agent:
         self.jobs.start(allocation, member, spec)
 
     async def _layout(self, message: dict[str, Any]) -> None:
-        """Split a card anew, in a child process; told as an event, and by the inventory that shows the slices."""
-        uuid = str(message.get("gpu_uuid") or "")
-        order = {"gpu_uuid": uuid, "profiles": message.get("profiles") or []}
-        if any(uuid in job.gpu_uuids for job in self.jobs.active()):
-            answer = {"ok": False, "code": "card_in_use", "detail": "work of the pool runs on it"}
-        else:
-            answer = await _child_answer(self_command("_layout", json.dumps(order)))
-        kind = "layout_done" if answer.get("ok") else "layout_failed"
-        facts = {name: str(answer.get(name) or "")[:500] for name in ("code", "detail")}
-        self.outbox.put(event(kind, utc_now(), uuid, dict(facts, task=str(message.get("task") or ""))))
+        """Split a card anew; the inventory afterwards shows the slices."""
+        self.outbox.put(await layouts.carry_out(message, self.jobs))
         await self._take_inventory()
 
     async def _check_free(self, allocation: str, member: int, uuids: list[str]) -> None:
@@ -317,12 +306,7 @@ class Agent:
                 self._nvml_is(False, str(answer.get("reason")))
                 steady = False
         events = self.telemetry.digest(rows) if rows else []
-        for job, used, first in self.jobs.judge_shares(rows):
-            if first:
-                facts = {"allocation": job.allocation, "member": job.member, "used_mib": used}
-                facts["limit_mib"] = job.meta.get("gpu_mem_limit_mib")
-                facts["policy"] = job.meta.get("over_share")
-                events.append(event("over_share", utc_now(), next(iter(used)), facts))
+        events += self.care.shares(rows)
         self.outbox.put({"t": "samples", "rows": rows, "host": self.load.read()})
         for item in [*events, *self.telemetry.xid_events(self.kernel_log.read(), told)]:
             self.outbox.put(item)
@@ -354,10 +338,6 @@ class Agent:
         self.nvml = {"ok": ok, "reason": reason}
         return changed
 
-    def _tell_health(self, job: Job, ok: bool, facts: dict[str, Any]) -> None:
-        told = {"allocation": job.allocation, "member": job.member, "ok": ok, **facts}
-        self.outbox.put(event("health", utc_now(), None, told))
-
     def _watch(self, news: int) -> None:
         """Poll at once when this shim has news, not only at the next turn."""
         loop = asyncio.get_event_loop()
@@ -379,7 +359,7 @@ class Agent:
         while not self._done.is_set():
             try:
                 self.jobs.poll()
-                self.health.turn(self.jobs.active())
+                self.care.health.turn(self.jobs.active())
                 if time.monotonic() - cleaned > 3600:
                     self.jobs.forget_old()
                     cleaned = time.monotonic()
@@ -390,22 +370,6 @@ class Agent:
             except asyncio.TimeoutError:
                 pass
             self._job_news.clear()
-
-    async def _folders(self) -> None:
-        """Work folders against their limits, in a thread: a large one takes its time to be counted."""
-        while not self._done.is_set():
-            try:
-                over = await asyncio.get_event_loop().run_in_executor(None, self.jobs.folders_over)
-            except OSError as error:
-                log.error("work folders: %s", error)
-                over = []
-            for job, size in over:
-                limit = job.meta.get("work_limit_mib")
-                detail = f"the work folder holds {size} MiB, {limit} MiB are allowed"
-                job.stop(
-                    "SIGTERM", 10.0, {"code": "workdir_over_limit", "detail": detail, "retryable": False}
-                )
-            await self._sleep(FOLDER_SECONDS)
 
     async def _sleep(self, seconds: float) -> None:
         try:
@@ -463,31 +427,6 @@ class Agent:
         self._write_status()
         for task in finished:
             task.result()
-
-
-async def _child_answer(command: list[str]) -> dict[str, Any]:
-    """The JSON object that an inner program prints; one that crashes or hangs is an answer too."""
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env=self_environment(),
-        start_new_session=True,
-    )
-    try:
-        out, _ = await asyncio.wait_for(process.communicate(), LAYOUT_SECONDS)
-        found = json.loads(out.decode("utf-8"))
-        return (
-            found
-            if isinstance(found, dict)
-            else {"ok": False, "code": "layout_failed", "detail": "no answer"}
-        )
-    except asyncio.TimeoutError:
-        process.kill()
-        return {"ok": False, "code": "layout_failed", "detail": f"no answer within {LAYOUT_SECONDS:g} s"}
-    except ValueError:
-        return {"ok": False, "code": "layout_failed", "detail": f"ended with {process.returncode}"}
 
 
 async def run_agent(state_dir: str, settings: config.Config) -> None:
