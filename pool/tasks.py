@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import structlog
 from celery import shared_task
 
 from pool.services.closing import allocation_finish
@@ -10,7 +11,7 @@ from pool.services.execution import allocation_start, execution_reconcile
 from pool.services.expiry import leases_sweep
 from pool.services.hooks import hooks_repeat, post_checkpoint
 from pool.services.keeps import keeps_settle
-from pool.services.ladder import checkpoint_reported
+from pool.services.ladder import case_step, checkpoint_reported
 from pool.services.layouts import layouts_settle
 from pool.services.maintenance import windows_sweep
 from pool.services.node_watch import nodes_sweep
@@ -23,6 +24,7 @@ from pool.services.uploads import uploads_tidy
 from portal.kernel.clock import now
 from portal.kernel.locks import try_advisory_lock
 
+log = structlog.get_logger(__name__)
 POLL_EXPIRES_S = 3
 
 
@@ -36,6 +38,22 @@ def schedule_cycle(cause: str = "beat") -> None:
 def start_allocation(allocation_id: int) -> None:
     """Order the start of one allocation."""
     allocation_start(allocation_id=allocation_id)
+
+
+@shared_task(name="pool.start_allocations", queue="execute", ignore_result=True)
+def start_allocations(allocation_ids: list[int]) -> None:
+    """Order the starts of some allocations, one after the other; what one fails with the others do not feel."""
+    for pk in allocation_ids:
+        try:
+            allocation_start(allocation_id=pk)
+        except Exception:  # the sweep finds what is still reserved
+            log.exception("start_failed", allocation=pk)
+
+
+@shared_task(name="pool.step_case", queue="execute", ignore_result=True)
+def step_case(case_id: int) -> None:
+    """Take the step of a reclaim case that is due."""
+    case_step(case_id=case_id)
 
 
 @shared_task(name="pool.finish_allocation", queue="execute", ignore_result=True)

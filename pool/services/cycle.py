@@ -10,10 +10,11 @@ moment came, a new request waits that may take something back, or the floor of `
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 
 import structlog
 from django.db import connection, transaction
@@ -50,6 +51,10 @@ PRESSED_S = 5.0
 REST = 10
 """Neither sooner than so many times as long as the last whole one took."""
 CLEAN_S = 300.0
+STARTS_A_MESSAGE = 10
+"""So many starts are ordered by one message to a worker at most,"""
+STARTS_SPREAD = 16
+"""and no more than leaves so many messages, for several workers to share."""
 LEARN_EVERY = timedelta(hours=1)
 WAITS_FOR_OTHERS = frozenset(
     {"waiting_for_release", "no_node_fits", "no_card_fits", "no_slice_free", "behind", "quota_blocked"}
@@ -250,17 +255,19 @@ def _apply(memory: PlannerMemory, plan: Plan, cycle: SchedulerCycle | None) -> l
         flavour_ids=memory.flavour_ids,
         cycle=cycle,
     )
-    for one in applied:
-        if one.allocation is not None:
-            _start(one.allocation.pk)
+    _start([one.allocation.pk for one in applied if one.allocation is not None])
     return applied
 
 
-def _start(allocation_id: int) -> None:
-    """Ask a worker to start it, after commit. A lost message costs seconds: the sweep finds reserved ones."""
-    from pool.tasks import start_allocation
+def _start(allocation_ids: Sequence[int]) -> None:
+    """Ask workers to start them, after commit. A lost message costs seconds: the sweep finds reserved ones."""
+    from pool.tasks import start_allocation, start_allocations
 
-    transaction.on_commit(lambda: start_allocation.apply_async((allocation_id,), retry=False), robust=True)
+    each = max(1, min(STARTS_A_MESSAGE, len(allocation_ids) // STARTS_SPREAD))
+    for first in range(0, len(allocation_ids), each):
+        ids = list(allocation_ids[first : first + each])
+        task, told = (start_allocation, ids[0]) if each == 1 else (start_allocations, ids)
+        transaction.on_commit(partial(task.apply_async, (told,), retry=False), robust=True)
 
 
 def _write(planner: Planner, plan: Plan, failed: dict[int, str], at: datetime, *, everybody: bool) -> None:

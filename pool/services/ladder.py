@@ -103,8 +103,18 @@ def case_begin(
             return case
         _tell_notice(acting_user, allocation, case, reason)
         pk = case.pk
-        transaction.on_commit(lambda: case_step(case_id=pk), robust=True)
+        if for_request_id is None:
+            transaction.on_commit(lambda: case_step(case_id=pk), robust=True)
+        else:  # a cycle takes back many: what each needs at once is a worker's to do
+            transaction.on_commit(lambda: _step_soon(pk), robust=True)
     return case
+
+
+def _step_soon(case_id: int) -> None:
+    """Have a worker take the next step; a lost message costs seconds: the sweep finds what is due."""
+    from pool.tasks import step_case
+
+    step_case.apply_async((case_id,), retry=False)
 
 
 def _joined(case: ReclaimCase, for_request_id: int | None, fields: dict[str, Any]) -> bool:

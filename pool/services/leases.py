@@ -14,6 +14,7 @@ from django.utils.translation import gettext_lazy as _
 
 from pool.engine.model import Member
 from pool.models import Allocation, Gpu, Lease, LeaseSpan
+from portal.kernel.bulk import rows_copy
 from portal.kernel.errors import Conflict
 from portal.kernel.models import advance
 from quotas.models import UsageSpan
@@ -102,7 +103,7 @@ class Charges:
 def leases_write(leases: Sequence[Lease], spans: Sequence[LeaseSpan]) -> None:
     """Write leases of saved allocations, their spans, and the beginning of their use in the books."""
     Lease.objects.bulk_create(leases)
-    LeaseSpan.objects.bulk_create(spans)
+    rows_copy(spans)
     usage_spans_open([_usage(lease) for lease in leases if lease.allocation.flavour_id is not None])
 
 

@@ -22,7 +22,6 @@ from pool.locks import gpus_lock, lock_wait_limit
 from pool.models import (
     Allocation,
     AllocationEvent,
-    AllocationMember,
     Gpu,
     Lease,
     LeaseSpan,
@@ -40,6 +39,7 @@ from pool.services.plan_apply import (
     members_build,
     place_apply,
 )
+from portal.kernel.bulk import rows_copy
 from portal.kernel.clock import now
 from portal.kernel.errors import DomainError
 from portal.ops.actor import Actor
@@ -217,12 +217,10 @@ def _write(batch: _Batch) -> None:
         },
     )
     Allocation.objects.bulk_create([allocation for _, allocation in batch.taken])
-    AllocationMember.objects.bulk_create(
-        member for place, allocation in batch.taken for member in members_build(place, allocation)
-    )
+    rows_copy(member for place, allocation in batch.taken for member in members_build(place, allocation))
     leases_write(batch.leases, batch.spans)
     QueueEntry.objects.filter(request_id__in=list(facts)).delete()
-    AllocationEvent.objects.bulk_create(
+    rows_copy(
         AllocationEvent(
             allocation=allocation,
             at=batch.at,

@@ -54,11 +54,16 @@ def plan_reclaim_apply(
     groups: dict[int, list[Evict]] = {}
     for evict in plan.evicts:
         groups.setdefault(evict.for_request_id, []).append(evict)
+    modes = Modes.load() if groups or plan.moves or plan.spared else None
     answers = [
-        evictions_apply(evicts=group, keep=keeps.get(request_id), cycle=cycle, acting_user=acting_user)
+        evictions_apply(
+            evicts=group, keep=keeps.get(request_id), cycle=cycle, acting_user=acting_user, modes=modes
+        )
         for request_id, group in groups.items()
     ]
-    answers += [move_apply(move=move, cycle=cycle, acting_user=acting_user) for move in plan.moves]
+    answers += [
+        move_apply(move=move, cycle=cycle, acting_user=acting_user, modes=modes) for move in plan.moves
+    ]
     moved = {move.for_request_id for move in plan.moves}
     for keep in plan.keeps:
         if keep.request_id in moved - groups.keys():
@@ -75,16 +80,18 @@ def evictions_apply(
     keep: Kept | None,
     cycle: SchedulerCycle | None = None,
     acting_user: Actor = SCHEDULER,
+    modes: Modes | None = None,
 ) -> Evicted:
     """Begin the ladder for all victims of one request and keep its places; nothing is half done.
 
+    ``modes``: those of the departments, where the caller has read them after the plan was made.
     Refused (by code) where the request waits no more, a victim ended, is not interruptible, is promised to
     another request or spared by its department's mode, or a place is kept for somebody else.
     """
     request_id = evicts[0].for_request_id
     try:
         with transaction.atomic():
-            cases = _evict(evicts, keep, cycle, acting_user)
+            cases = _evict(evicts, keep, cycle, acting_user, modes)
     except _Spared as spared:
         advice_note(
             allocation_id=spared.evict.allocation_id,
@@ -118,11 +125,15 @@ def _refused(request_id: int, code: str) -> Evicted:
 
 
 def _evict(
-    evicts: Sequence[Evict], keep: Kept | None, cycle: SchedulerCycle | None, actor: Actor
+    evicts: Sequence[Evict],
+    keep: Kept | None,
+    cycle: SchedulerCycle | None,
+    actor: Actor,
+    modes: Modes | None,
 ) -> list[ReclaimCase]:
     lock_wait_limit()
     _waiting(evicts[0].for_request_id)
-    modes, grace_s = Modes.load(), rules_active()[1].grace_preempted_s
+    modes, grace_s = modes or Modes.load(), rules_active()[1].grace_preempted_s
     cases: list[ReclaimCase] = []
     for evict in sorted(evicts, key=lambda one: one.allocation_id):
         allocation = allocation_lock(evict.allocation_id)
@@ -156,14 +167,20 @@ def _waiting(request_id: int) -> None:
         raise Conflict(code="requester_left", detail=_("The request that wanted the places waits no more."))
 
 
-def move_apply(*, move: Move, cycle: SchedulerCycle | None = None, acting_user: Actor = SCHEDULER) -> Evicted:
+def move_apply(
+    *,
+    move: Move,
+    cycle: SchedulerCycle | None = None,
+    acting_user: Actor = SCHEDULER,
+    modes: Modes | None = None,
+) -> Evicted:
     """Consolidation: stop an allocation so that its request starts again on other places, which are kept."""
     evict = Evict(
         move.allocation_id, move.for_request_id, "consolidate", CONSOLIDATE, {"nodes": len(move.members)}
     )
     try:
         with transaction.atomic():
-            cases = _evict([evict], None, cycle, acting_user)
+            cases = _evict([evict], None, cycle, acting_user, modes)
             allocation = Allocation.objects.get(pk=move.allocation_id)
             until = (cases[0].grace_until or now()) + MARGIN
             keep_place(
@@ -190,9 +207,12 @@ def _keep_for_moves(keep: Kept, cycle: SchedulerCycle | None) -> None:
 
 def spared_note(*, evicts: Iterable[Evict]) -> int:
     """Keep as advice what modes spared; returns how much."""
+    spared = list(evicts)
+    if not spared:
+        return 0
     modes = Modes.load()
     count = 0
-    for evict in evicts:
+    for evict in spared:
         allocation = Allocation.objects.get(pk=evict.allocation_id)
         advice_note(
             allocation_id=allocation.pk,

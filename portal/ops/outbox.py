@@ -14,6 +14,7 @@ from typing import Any
 
 from django.db import transaction
 
+from portal.kernel.bulk import rows_copy
 from portal.kernel.clock import now
 from portal.ops.models import OutboxEvent
 
@@ -33,20 +34,24 @@ def subscribers(topic: str) -> list[str]:
 
 def outbox_add(topic: str, payload: dict[str, Any], *, key: str = "") -> OutboxEvent:
     """Add an event inside the caller's transaction; delivery is poked after commit."""
-    return outbox_add_many([(topic, payload, key)])[0]
+    row = _event(topic, payload, key)
+    row.save(force_insert=True)
+    transaction.on_commit(_poke, robust=True)
+    return row
 
 
-def outbox_add_many(events: Sequence[tuple[str, dict[str, Any], str]]) -> list[OutboxEvent]:
-    """Add many (topic, payload, key) in one statement, with one poke after commit."""
+def outbox_add_many(events: Sequence[tuple[str, dict[str, Any], str]]) -> int:
+    """Add many (topic, payload, key) by COPY, with one poke after commit; returns how many."""
+    added = rows_copy([_event(*event) for event in events])
+    transaction.on_commit(_poke, robust=True)
+    return added
+
+
+def _event(topic: str, payload: dict[str, Any], key: str) -> OutboxEvent:
     if not transaction.get_connection().in_atomic_block:
         raise RuntimeError("an outbox row belongs to the transaction of the change it tells of")
     moment = now()
-    rows = OutboxEvent.objects.bulk_create(
-        OutboxEvent(topic=topic, payload=payload, key=key, created_at=moment, available_at=moment)
-        for topic, payload, key in events
-    )
-    transaction.on_commit(_poke, robust=True)
-    return rows
+    return OutboxEvent(topic=topic, payload=payload, key=key, created_at=moment, available_at=moment)
 
 
 def load_celery() -> None:

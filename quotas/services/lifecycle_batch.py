@@ -8,6 +8,7 @@ from typing import Any
 from django.db import connection
 from django.db.models import Count, Sum
 
+from portal.kernel.bulk import rows_copy
 from portal.kernel.clock import now
 from portal.ops.actor import system
 from portal.ops.services.audit import audit_record_many, audit_row
@@ -73,7 +74,7 @@ def requests_allocated(requests: Sequence[CapacityRequest], facts: Mapping[int, 
         cursor.execute(ALLOCATE, [str(target), moment, moment, ids, [str(one) for one in sources]])
         if cursor.rowcount != len(ids):
             raise RuntimeError("a request was not queued")
-    RequestEvent.objects.bulk_create(
+    rows_copy(
         RequestEvent(
             request_id=one.pk, at=moment, kind="allocated", actor_name=SCHEDULER, facts=facts.get(one.pk, {})
         )

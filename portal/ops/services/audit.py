@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from django.db import transaction
 
+from portal.kernel.bulk import rows_copy
 from portal.kernel.clock import now
 from portal.ops.actor import Actor
 from portal.ops.models import AuditEvent
@@ -29,7 +31,9 @@ def audit_record(
         acting_user=acting_user, action=action, subject=subject, before=before, after=after, reason=reason,
         department_id=department_id,
     )  # fmt: skip
-    return audit_record_many([row])[0]
+    _of_a_change()
+    row.save(force_insert=True)
+    return row
 
 
 def audit_row(
@@ -61,8 +65,12 @@ def audit_row(
     )
 
 
-def audit_record_many(rows: list[AuditEvent]) -> list[AuditEvent]:
-    """Write prepared rows in one statement, inside the transaction of the changes that they tell of."""
+def audit_record_many(rows: Iterable[AuditEvent]) -> int:
+    """Write prepared rows by COPY, inside the transaction of the changes that they tell of; returns how many."""
+    _of_a_change()
+    return rows_copy(rows)
+
+
+def _of_a_change() -> None:
     if not transaction.get_connection().in_atomic_block:
         raise RuntimeError("an audit row belongs to the transaction of the change it tells of")
-    return AuditEvent.objects.bulk_create(rows)
