@@ -117,6 +117,7 @@ def layout_answered(payload: dict[str, Any]) -> None:
                 "profiles": task.profiles,
                 "code": str(data.get("code"))[:64],
                 "detail": str(data.get("detail"))[:500],
+                "commands": commands(task),
             },
         )
 

@@ -33,7 +33,19 @@ WORDS: dict[str, tuple[Text, Text, Text]] = {
     "mig_layout_wanted": (
         _("A card is to be split anew"),
         _("A request waits for slices that no card has, and this one holds no work."),
-        _("Run the commands below on its node; the task closes by itself when the card has the slices."),
+        _(
+            "Its agent splits it where it can; else run the commands below on its node. The task closes by itself when "
+            "the card has the slices."
+        ),
+    ),
+    "mig_layout_failed": (
+        _("A card could not be split anew"),
+        _(
+            "The node's agent was told to split a free card and failed; the card has its former layout and is open again."
+        ),
+        _(
+            "The code below says why: a pending MIG mode needs a reset of the card. The commands do the rest by hand."
+        ),
     ),
     "nvml_broken": (
         _("GPU library broken on a node"),

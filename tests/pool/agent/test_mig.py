@@ -104,11 +104,14 @@ def test_the_agent_splits_a_free_card_for_the_plan_and_the_task_closes(
 
 @pytest.mark.serial
 @pytest.mark.django_db(transaction=True)
-def test_a_failure_opens_the_card_again_and_is_an_administrators(online: Process, nvml: FakeNvml) -> None:
+def test_G102_a_card_that_needs_a_reset_is_open_again_said_so_and_not_tried_for_ever(
+    online: Process, nvml: FakeNvml
+) -> None:
     gpu = Gpu.objects.select_related("node").get(uuid="GPU-test-0")
     Node.objects.update(facts={**gpu.node.facts, "can": {"mig": {"ok": True}}})
     task = LayoutTask.objects.create(gpu=gpu, profiles=[["1g.10gb", 0]])
-    assert layouts_settle() == 0  # this card knows no MIG at all
+    nvml.set(gpu_0_mig=0, gpu_0_mig_pending=1)  # the mode changes only when the card is reset
+    assert layouts_settle() == 0
     wait_for(
         lambda: outbox_deliver() is not None and Incident.objects.filter(kind="mig_layout_failed").first()
     )
@@ -116,7 +119,7 @@ def test_a_failure_opens_the_card_again_and_is_an_administrators(online: Process
     task.refresh_from_db()
     assert not gpu.cordoned and task.state == "open"
     facts = Incident.objects.get(kind="mig_layout_failed").facts
-    assert facts["profiles"] == [["1g.10gb", 0]] and facts["code"] == "layout_failed"
+    assert facts["profiles"] == [["1g.10gb", 0]] and facts["code"] == "needs_reset"
     assert layouts_settle() == 0 and AgentCommand.objects.count() == 1  # it is not tried for ever
     forged = {"kind": "layout_failed", "node_uid": "other", "data": {"task": str(task.uid)}}
     layout_answered(forged)
