@@ -41,7 +41,8 @@ WORDS: dict[str, tuple[Text, Text, Text]] = {
     "mig_layout_failed": (
         _("A card could not be split anew"),
         _(
-            "The node's agent was told to split a free card and failed; the card has its former layout and is open again."
+            "The node's agent was told to split a free card and failed; the card has its former layout and is open "
+            "again."
         ),
         _(
             "The code below says why: a pending MIG mode needs a reset of the card. The commands do the rest by hand."

@@ -44,7 +44,7 @@ def command(**spec: Any) -> list[str]:
 def test_the_command_names_the_leased_devices_and_hides_values(node: Path) -> None:
     words = command(command="python train.py; echo 'a b'", gpu_uuids=["GPU-a", "GPU-b"])
     assert words[0] == str(node / "podman") and words[words.index("run") + 1] == "--rm"
-    assert ["--cap-drop", "all"] == words[words.index("--cap-drop") :][:2] and "--privileged" not in words
+    assert words[words.index("--cap-drop") :][:2] == ["--cap-drop", "all"] and "--privileged" not in words
     devices = [words[at + 1] for at, word in enumerate(words) if word == "--device"]
     assert devices == ["nvidia.com/gpu=0", "nvidia.com/gpu=GPU-b"]  # by index where CDI names none by UUID
     passed = [words[at + 1] for at, word in enumerate(words) if word == "--env"]
