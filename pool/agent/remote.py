@@ -107,7 +107,8 @@ class Sessions:
                 task.cancel()
             await asyncio.gather(inward, outward, return_exceptions=True)
             writer.close()
-            await asyncio.get_event_loop().run_in_executor(None, _wait, process)
+            stays = order.get("kind") == "shell"
+            await asyncio.get_event_loop().run_in_executor(None, _wait, process, stays)
 
     @staticmethod
     async def _inward(channel: Channel, writer: asyncio.StreamWriter) -> None:
@@ -139,10 +140,12 @@ def _framed(kind: bytes, content: bytes) -> bytes:
     return struct.pack("!I", len(content) + 1) + kind + content
 
 
-def _wait(process: subprocess.Popen[bytes]) -> None:
-    """Its end, so that no zombie stays; it ends by itself when its line is closed."""
+def _wait(process: subprocess.Popen[bytes], stays: bool) -> None:
+    """Its end, so that no zombie stays; it ends by itself when its line is closed, unless a shell left something that
+    runs on: then it watches that until the job ends, with this agent or the next."""
     try:
         process.wait(LAST_WORDS_SECONDS)
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        if not stays:
+            process.kill()
+            process.wait()

@@ -1,9 +1,9 @@
 """What a person does in a lease from afar: one small process for each shell, copy or forwarded port.
 
-It outlives nobody: it ends when its line to the agent does, when the job is stopped (signal, grace, SIGKILL) and when
-the job has ended, and takes with it all that it started. The line is a socket with frames of ``length, kind, content``
-(kinds: ``channel``). The parent stays what the agent is and only watches; all that touches files, terminals and ports
-is done by a child as the job's own account.
+It ends when its line to the agent does, when the job is stopped (signal, grace, SIGKILL) and when the job has ended,
+and takes with it all that it started; only what a shell left in its background goes on, as long as the job. The line is
+a socket with frames of ``length, kind, content`` (kinds: ``channel``). The parent stays what the agent is and only
+watches; all that touches files, terminals and ports is done by a child as the job's own account.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def main(folder: str, handle: int) -> int:
     if pid == 0:
         _child(doer, line, order, meta, job or {})
     line.socket.close()
-    return _watch(pid, folder, bool(job is not None and not ended))
+    running = job is not None and not ended
+    return _watch(pid, folder, running, stays=order.get("kind") == "shell")
 
 
 def _child(doer: Any, line: Line, order: dict[str, Any], meta: dict[str, Any], job: dict[str, Any]) -> None:
@@ -74,15 +75,16 @@ def _child(doer: Any, line: Line, order: dict[str, Any], meta: dict[str, Any], j
         os._exit(0 if code == 0 else 1)
 
 
-def _watch(pid: int, folder: str, while_running: bool) -> int:
-    """Wait for the child; end it and all below it when the job is stopped or over."""
+def _watch(pid: int, folder: str, while_running: bool, stays: bool) -> int:
+    """Wait for the child and all below it; end them when the job is stopped or over. What a person left running in
+    the background of a shell ``stays`` until then, and this process with it."""
     deadline: float | None = None
     while True:
         try:
             ended, _ = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             return 0
-        if ended == pid:
+        if ended == pid and not stays:
             _kill(signal.SIGHUP)
             pid, deadline = 0, time.monotonic() + KILL_AFTER_SECONDS
         if deadline is None and while_running:

@@ -15,7 +15,7 @@ from pool.client import VERSION, asking, remote, running, settings
 from pool.client.api import Api, Away, Problem
 from pool.client.words import say, text
 
-REFUSED, AWAY = 1, 3
+REFUSED, AWAY, INTERRUPTED = 1, 3, 130
 
 
 def parser() -> argparse.ArgumentParser:
@@ -95,6 +95,8 @@ def main(argv: list[str] | None = None) -> int:
     except (Away, remote.Lost) as error:
         print(f"gpupool: {error}", file=sys.stderr)
         return AWAY
+    except KeyboardInterrupt:
+        return INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1

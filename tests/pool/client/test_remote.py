@@ -101,10 +101,15 @@ def test_a_shell_copies_and_a_port_reach_the_lease_and_end_with_it(laptop: Lapto
     for _ in range(3):
         with urllib.request.urlopen(f"http://127.0.0.1:{here}/", timeout=20) as answer:
             assert answer.read().decode() == f"hello from {allocation.uid}"
-    # It all ends with the lease.
+    # What is left in the background goes on; it all ends with the lease.
+    assert laptop.call("shell", ref, "--", "sh", "-c", "nohup sleep 321 >/dev/null 2>&1 & sleep 0.5; echo left")[0] == 0
     sleeper = laptop.start("shell", ref, "--", "sh", "-c", "echo up; trap '' HUP TERM; sleep 300")
     assert sleeper.stdout is not None and "up" in sleeper.stdout.readline()
     mark = f"{allocation.uid}/0"
+    kept = [
+        pid for pid in procs.pids() if procs.environment_marker(pid) == mark and procs.name_of(pid) == "sleep"
+    ]
+    assert len(kept) == 2
     assert laptop.call("release", ref)[0] == 0
     wait_for(lambda: Allocation.objects.filter(state="ended").exists())
     wait_for(lambda: forward.poll() is not None and sleeper.poll() is not None)
