@@ -68,6 +68,9 @@ class SourceCard(models.Model):
     id = models.BigAutoField(primary_key=True)
     source = models.ForeignKey(MetricSource, on_delete=models.CASCADE, related_name="cards")
     gpu = models.ForeignKey("pool.Gpu", on_delete=models.CASCADE, related_name="source_cards")
+    uuid = models.CharField(
+        max_length=80, blank=True, help_text="the card's own UUID, where the inventory has a made-up one"
+    )
     seen_at = models.DateTimeField()
     xid = models.IntegerField(null=True, help_text="the gauge of the last XID; never cleared by the exporter")
     workloads = models.JSONField(
@@ -76,7 +79,12 @@ class SourceCard(models.Model):
     xid_counts = models.JSONField(default=dict, help_text="XID → count in the exporter's window")
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["source", "gpu"], name="source_card_once")]
+        constraints = [
+            models.UniqueConstraint(fields=["source", "gpu"], name="source_card_once"),
+            models.UniqueConstraint(
+                fields=["source", "uuid"], condition=~Q(uuid=""), name="source_card_uuid_once"
+            ),
+        ]
 
     def __str__(self) -> str:
         return f"{self.source_id} {self.gpu_id}"

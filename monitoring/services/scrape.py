@@ -159,7 +159,7 @@ def _write(source: MetricSource, scrapes: list[tuple[Target, Scrape]], at: datet
         problems.update(scrape.problems)
         for uuid in {uuid for uuid, _ in scrape.readings}:
             claims.setdefault(uuid, []).append((target, scrape))
-    gpus = {gpu.uuid: gpu for gpu in Gpu.objects.select_related("node").filter(uuid__in=claims)}
+    gpus = identified(source, claims)
     covered = _covered([gpu.pk for gpu in gpus.values()], source.kind, at)
     batches: dict[int, Batch] = {}
     seen: list[tuple[Gpu, Reading]] = []
@@ -169,7 +169,7 @@ def _write(source: MetricSource, scrapes: list[tuple[Target, Scrape]], at: datet
         if gpu is None:
             problems["unknown"] += 1
             continue
-        mine = _rightful(source, gpu, told, problems)
+        mine = _rightful(source, gpu, uuid, told, problems)
         if mine is None:
             continue
         if gpu.pk in covered:
@@ -199,6 +199,49 @@ def _write(source: MetricSource, scrapes: list[tuple[Target, Scrape]], at: datet
     }
 
 
+def identified(source: MetricSource, claims: dict[str, list[tuple[Target, Scrape]]]) -> dict[str, Gpu]:
+    """UUID as heard → card. Clusters that tell no UUIDs (Kubernetes, Slurm, an imported list) have made-up ones in the
+    inventory: such a card is met by node and index once, and by its UUID from then on, also after indexes changed."""
+    found = {gpu.uuid: gpu for gpu in Gpu.objects.select_related("node").filter(uuid__in=claims)}
+    strangers = sorted(claims.keys() - found.keys())
+    if not strangers:
+        return found
+    learned = {
+        row.uuid: row.gpu
+        for row in SourceCard.objects.select_related("gpu__node").filter(source=source).exclude(uuid="")
+    }
+    made_up = (
+        Gpu.objects.select_related("node")
+        .filter(node__cluster=source.cluster)
+        .exclude(uuid__startswith="GPU-")
+    )
+    places = {
+        (place, gpu.index): gpu for gpu in made_up for place in {gpu.node.name, gpu.node.hostname} - {""}
+    }
+    taken = {gpu.pk for uuid, gpu in learned.items() if uuid in claims}
+    for uuid in strangers:
+        gpu = learned.get(uuid) or _placed(uuid, claims[uuid], places)
+        if gpu is not None and (uuid in learned or gpu.pk not in taken):
+            found[uuid] = gpu
+            taken.add(gpu.pk)
+    return found
+
+
+def _placed(uuid: str, told: list[tuple[Target, Scrape]], places: dict[tuple[str, int], Gpu]) -> Gpu | None:
+    """The made-up card at the node and index that are told for it; one that is split only where that one is."""
+    for target, scrape in told:
+        card = scrape.readings.get((uuid, None))
+        if card is None or card.index is None:
+            continue
+        hosts = {target.node.name} if target.node is not None else card.hosts
+        split = any(heard == uuid and instance is not None for heard, instance in scrape.readings)
+        for host in sorted(hosts):
+            gpu = places.get((host, card.index))
+            if gpu is not None and gpu.mig_enabled == split:
+                return gpu
+    return None
+
+
 def _covered(gpu_ids: list[int], kind: str, at: datetime) -> set[int]:
     """Cards that a better source reports now: those are left to it."""
     better = [name for name, rank in RANK.items() if rank < RANK[kind]]
@@ -207,7 +250,7 @@ def _covered(gpu_ids: list[int], kind: str, at: datetime) -> set[int]:
 
 
 def _rightful(
-    source: MetricSource, gpu: Gpu, told: list[tuple[Target, Scrape]], problems: Counter[str]
+    source: MetricSource, gpu: Gpu, uuid: str, told: list[tuple[Target, Scrape]], problems: Counter[str]
 ) -> Scrape | None:
     """The scrape that may speak for a card: of its own node, or of its cluster where an address has many nodes.
 
@@ -221,7 +264,7 @@ def _rightful(
         {target.node.name for target, _ in told if target.node is not None and target.node.pk != gpu.node_id}
     )
     for scrape in shared:
-        hosts = set().union(*(r.hosts for (uuid, _), r in scrape.readings.items() if uuid == gpu.uuid))
+        hosts = set().union(*(r.hosts for (heard, _), r in scrape.readings.items() if heard == uuid))
         if len(hosts) > 1:
             others += sorted(hosts - {gpu.node.name, gpu.node.hostname})
             if not hosts & {gpu.node.name, gpu.node.hostname}:
@@ -230,10 +273,10 @@ def _rightful(
     if others:
         incident_open(
             kind="gpu_uuid_twice",
-            dedupe_key=f"gpu_uuid_twice:{gpu.uuid}:source:{source.pk}",
+            dedupe_key=f"gpu_uuid_twice:{uuid}:source:{source.pk}",
             severity=Incident.Severity.CRITICAL,
             subject=gpu.node,
-            facts={"uuid": gpu.uuid, "reported_by": ", ".join(others)[:200], "belongs_to": gpu.node.name},
+            facts={"uuid": uuid, "reported_by": ", ".join(others)[:200], "belongs_to": gpu.node.name},
         )
     if not mine:
         problems["foreign"] += 1
@@ -271,6 +314,7 @@ def _remember(source: MetricSource, seen: list[tuple[Gpu, Reading]], at: datetim
                 SourceCard(
                     source=source,
                     gpu=gpu,
+                    uuid="" if gpu.uuid == reading.gpu_uuid else reading.gpu_uuid,
                     seen_at=at,
                     xid=reading.xid,
                     xid_counts=counts,
@@ -281,7 +325,7 @@ def _remember(source: MetricSource, seen: list[tuple[Gpu, Reading]], at: datetim
             rows,
             update_conflicts=True,
             unique_fields=["source", "gpu"],
-            update_fields=["seen_at", "xid", "xid_counts", "workloads"],
+            update_fields=["uuid", "seen_at", "xid", "xid_counts", "workloads"],
         )
     for payload in events:
         gpu_event_record(payload)

@@ -148,6 +148,39 @@ def test_two_hosts_of_one_server_that_claim_a_card(exporter: Exporter, frozen: N
     assert Incident.objects.get().facts["reported_by"] == "k8s-08, k8s-09"
 
 
+def test_a_made_up_identity_is_met_once_by_place_and_then_by_uuid_p21(
+    exporter: Exporter, frozen: None
+) -> None:
+    """Kubernetes tells no UUIDs: node and index say which card it is, and an index that changes later does not."""
+    node = b.node("k8s-01", 0)
+    zero, one = (b.gpu(node, n, uuid=f"K8S-abc-{n}") for n in range(2))
+    made = source(exporter, "/{node}/metrics")
+
+    def line(index: int, uuid: str, util: int) -> str:
+        return f'DCGM_FI_DEV_GPU_UTIL{{gpu="{index}",UUID="{uuid}"}} {util}\n'
+
+    exporter.bodies["/k8s-01/metrics"] = line(0, uuid_of(1), 11) + line(1, uuid_of(2), 22)
+    assert source_scrape(source_id=made.pk)["cards"] == 2
+    assert dict(GpuState.objects.values_list("gpu_id", "util_pm")) == {zero.pk: 110, one.pk: 220}
+    exporter.bodies["/k8s-01/metrics"] = line(0, uuid_of(2), 44) + line(1, uuid_of(1), 33)
+    with set_clock(T0 + timedelta(seconds=15)):
+        source_scrape(source_id=made.pk)
+    assert dict(GpuState.objects.values_list("gpu_id", "util_pm")) == {zero.pk: 330, one.pk: 440}
+    exporter.bodies["/k8s-01/metrics"] = (
+        line(0, uuid_of(3), 55) + line(1, uuid_of(1), 66) + line(7, uuid_of(4), 1)
+    )
+    with set_clock(T0 + timedelta(seconds=30)):
+        facts = source_scrape(source_id=made.pk)
+    assert (facts["cards"], facts["problems"]) == (1, {"unknown": 2}), (
+        "index 0 is taken by a card that is there"
+    )
+    assert dict(GpuState.objects.values_list("gpu_id", "util_pm")) == {zero.pk: 660, one.pk: 440}
+    exporter.bodies["/k8s-01/metrics"] = line(0, uuid_of(1), 77) + line(1, uuid_of(3), 88)
+    with set_clock(T0 + timedelta(seconds=45)):
+        source_scrape(source_id=made.pk)
+    assert dict(SourceCard.objects.values_list("gpu_id", "uuid")) == {zero.pk: uuid_of(1), one.pk: uuid_of(3)}
+
+
 def test_a_prometheus_server_is_asked_with_its_times(exporter: Exporter, frozen: None) -> None:
     _, (card,) = cards("gpu-node-07", 1)
     Gpu.objects.filter(pk=card.pk).update(uuid="GPU-a000000a-1111-4222-8333-00000000000a")
