@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -14,13 +15,15 @@ from rest_framework.response import Response
 
 from monitoring.engine.samples import RowRefused, parse_time
 from monitoring.engine.tiles import STATES
-from monitoring.selectors import access, series, wall
+from monitoring.selectors import access, fleet_series, series, wall
 from monitoring.selectors.board import board_now
+from pool.models import Cluster
 from portal.accounts.api.base import ApiViewSet
 from portal.kernel.api import Pages
 from portal.kernel.clock import now
 from portal.kernel.errors import Invalid
 from portal.kernel.units import from_ms
+from quotas.models import GpuFlavour
 
 _TIME = [
     OpenApiParameter("from", OpenApiTypes.DATETIME, description="RFC 3339 with zone, inclusive"),
@@ -163,6 +166,60 @@ class HistoryView(TelemetryView):
         """Points of 60, 3600 or 86400 s: means over the samples that had the measure, maxima, coverage 0 to 1."""
         card = access.gpu_for(self.policy, uid)
         return Response(history_json(card.uid, [(card.pk, 0)], request))
+
+
+class FleetHistoryView(TelemetryView):
+    """The whole pool, or one cluster or flavour of it, by hour or day."""
+
+    @extend_schema(
+        operation_id="telemetry_history",
+        responses=OpenApiTypes.OBJECT,
+        parameters=[
+            *_TIME,
+            OpenApiParameter("step", int, enum=list(fleet_series.STEPS)),
+            OpenApiParameter("cluster", str, description="cluster code"),
+            OpenApiParameter("flavour", str, description="flavour code"),
+        ],
+    )
+    def list(self, request: Request) -> Response:
+        """Means over the cards that had samples in each hour or day, how many those were, and coverage 0 to 1."""
+        step = int(request.query_params.get("step", "3600"))
+        end = _time(request, "to", now())
+        start = _time(request, "from", end - timedelta(days=7))
+        if not start < end:
+            raise Invalid.field("from", _("It has to lie before `to`."))
+        if end - start > STEPS[step]:
+            raise Invalid.field("from", _("The span is too long for this step."))
+        chosen = {
+            "clusters": _ids(Cluster, request.query_params.get("cluster")),
+            "flavours": _ids(GpuFlavour, request.query_params.get("flavour")),
+        }
+        points = fleet_series.fleet_history(start=start, end=end, step=step, **chosen)
+        return Response(
+            {
+                "step": step,
+                "from": start.astimezone(UTC).isoformat(),
+                "to": end.astimezone(UTC).isoformat(),
+                "points": [
+                    {
+                        "at": p.at.astimezone(UTC).isoformat(),
+                        "cards": p.cards,
+                        "coverage": round(p.coverage, 4),
+                        "busy_percent": p.util,
+                        "sm_activity_percent": p.sm,
+                        "memory_used_mib": p.mem_mib,
+                        "temperature_celsius": p.temp,
+                        "power_watts": p.power_w,
+                    }
+                    for p in points
+                ],
+            }
+        )
+
+
+def _ids(model: Any, code: str | None) -> Sequence[int] | None:
+    """The id behind a code as a filter; None without one. A code that nobody has finds nothing."""
+    return None if not code else list(model.objects.filter(code=code).values_list("pk", flat=True))
 
 
 class AllocationHistoryView(TelemetryView):

@@ -126,6 +126,12 @@ EXTRAS: dict[str, Measure] = {
 
 def value_or_reason(measure: Measure, raw: Any) -> tuple[int | None, str]:
     """(stored integer, "") or (None, reason code) of one raw value in the unit of messages."""
+    kind = type(raw)
+    if kind is int or (kind is float and -1e18 < raw < 1e18):
+        # Nearly every value: a number that can be true. Blanks never are.
+        value = raw if kind is int and measure.scale == 1 else round(raw * measure.scale)
+        if measure.low <= value <= measure.high:
+            return value, ""
     if isinstance(raw, str):
         spelled = spelled_reason(raw)
         if spelled:

@@ -43,7 +43,8 @@ class Sink:
         """Check, buffer, and wait for the commit; returns what was refused, by code."""
         if self.rows > MAX_WAITING_ROWS:
             raise SinkFull("telemetry buffer is full")
-        batch, refused = await self.loop.run_in_executor(self.thread, _checked, node_id, message)
+        alone = self.task is None or self.task.done()
+        batch, refused = await self.loop.run_in_executor(self.thread, _checked, node_id, message, alone)
         if batch.rows or batch.host is not None:
             done: asyncio.Future[None] = self.loop.create_future()
             self.waiting.append((batch, done))
@@ -54,6 +55,12 @@ class Sink:
         return dict(refused)
 
     async def _drain(self) -> None:
+        while self.waiting:
+            await self._write_waiting()
+            # While this gives the connection back more may come: it is looked at once more before the task ends.
+            await self.loop.run_in_executor(self.thread, connections.close_all)
+
+    async def _write_waiting(self) -> None:
         while self.waiting:
             await asyncio.sleep(GROUP_S)
             group, self.waiting = self.waiting, []
@@ -95,18 +102,25 @@ def _worth_a_retry(error: Exception) -> bool:
     return isinstance(error, OperationalError | InterfaceError | InternalError)
 
 
-def _checked(node_id: int, message: dict[str, Any]) -> tuple[Batch, Counter[str]]:
+def _checked(node_id: int, message: dict[str, Any], alone: bool) -> tuple[Batch, Counter[str]]:
+    """`alone`: nothing is being written, so that a connection that was opened for this is not kept."""
     try:
         return batch_of(node_id=node_id, message=message)
+    except (DatabaseError, InterfaceError):
+        alone = True
+        raise
     finally:
-        connections.close_all()
+        if alone:
+            connections.close_all()
 
 
 def _written(batches: list[Batch]) -> None:
+    """One connection serves group after group while they come (its staging tables stay); a failure gives it up."""
     try:
         samples_write(batches=batches)
-    finally:
+    except BaseException:
         connections.close_all()
+        raise
 
 
 _sinks: dict[asyncio.AbstractEventLoop, Sink] = {}

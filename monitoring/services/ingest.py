@@ -216,24 +216,26 @@ def _newest_hosts(
 def bus_rows(rows: list[Row]) -> Any:
     """Records of the bus: the newest sample of each card and slot, ordered by time."""
     newest = [group[-1] for group in _by_key(rows).values()]
-    out = np.zeros(len(newest), dtype=frames.BUS)
-    for i, row in enumerate(sorted(newest, key=lambda r: r.sample.at_ms)):
+    newest.sort(key=lambda r: r.sample.at_ms)
+    records = []
+    for row in newest:
         s = row.sample
-        quiet = activity(s)
-        out[i] = (
-            row.gpu_id,
-            s.at_ms,
-            _or32(s.mem_used_mib),
-            _or32(s.mem_total_mib),
-            _or32(s.power_mw),
-            row.slot,
-            _or16(s.util_pm),
-            _or16(s.sm_pm),
-            _or16(s.temp_c),
-            len(s.processes),
-            quiet + (4 if latched(s) else 0),
+        records.append(
+            (
+                row.gpu_id,
+                s.at_ms,
+                _or32(s.mem_used_mib),
+                _or32(s.mem_total_mib),
+                _or32(s.power_mw),
+                row.slot,
+                _or16(s.util_pm),
+                _or16(s.sm_pm),
+                _or16(s.temp_c),
+                len(s.processes),
+                activity(s) + (4 if latched(s) else 0),
+            )
         )
-    return out
+    return np.array(records, dtype=frames.BUS)
 
 
 def _or16(value: int | None) -> int:

@@ -23,6 +23,11 @@ REASONS: dict[str, Any] = {
     "no_sample": _("no sample has arrived yet"),
     "no_driver": _("no NVIDIA driver on the node"),
     "nvml_error": _("NVML does not work on the node"),
+    "not_measurable": _("it cannot be measured of a card that is split"),
+    "first_reading": _("it is told from the second reading on"),
+    "driver_mismatch": _("the driver and its library differ: the node needs a restart"),
+    "no_devices": _("the driver finds no cards"),
+    "not_found": _("neither NVML nor nvidia-smi is on the node"),
 }
 
 MEASURES: dict[str, Any] = {

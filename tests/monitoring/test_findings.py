@@ -470,7 +470,7 @@ def signed_in() -> Any:
     return client
 
 
-def test_the_page_lists_findings_with_evidence_and_one_act(
+def test_P046_the_page_lists_findings_with_evidence_and_one_act(
     found: Finding, team: Any, signed_in: Any, django_assert_max_num_queries: Any
 ) -> None:
     lead = person("lead", Role.LEAD, team)

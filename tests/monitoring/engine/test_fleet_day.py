@@ -44,6 +44,14 @@ def test_idle_is_the_covered_part_without_work_and_the_unseen_part_is_not_idle()
     assert use.effective == H // 4 + H // 2 + H
 
 
+def test_P059_eight_cards_ten_hours_at_20_percent_are_80_held_16_effective_64_idle() -> None:
+    hours = {n * H: Hour(H, H // 5) for n in range(10)}
+    held = [use for card in range(8) for use in use_days(0, DAY, [Held(card, 0, 10 * H, 1000)], hours)]
+    assert [sum(getattr(use, part) for use in held) for part in ("allocated", "effective", "idle", "unknown")] == [
+        80 * H, 16 * H, 64 * H, 0,
+    ]  # fmt: skip
+
+
 def test_a_short_lease_in_a_long_hour_is_not_blamed_for_the_time_around_it() -> None:
     """Ten busy minutes of an hour that nobody else held."""
     (use,) = use_days(0, DAY, [Held(1, 600_000, 1_200_000, 1000)], {0: Hour(H, 600_000)})
@@ -75,7 +83,7 @@ cuts = st.lists(
     ),
     length=st.sampled_from([23 * H, 24 * H, 25 * H]),
 )
-def test_the_identities_hold_for_any_life(
+def test_P061_the_identities_hold_for_any_life(
     lives: list, states: list, lost: list, busy: dict, length: int
 ) -> None:
     uses = [Held(n, start, start + span, charge) for n, (start, span, charge) in enumerate(lives)]
@@ -91,7 +99,7 @@ def test_the_identities_hold_for_any_life(
     assert (
         min(sums.installed, sums.down, sums.maintenance, sums.unallocated, sums.allocated, sums.stranded) >= 0
     )
-    assert sums.installed <= length
+    assert sums.allocated <= sums.installed <= length
     assert sums.stranded <= sums.unallocated
     hours = {n * H: Hour(covered, used) for n, (covered, used) in busy.items()}
     days = use_days(0, length, uses, hours)

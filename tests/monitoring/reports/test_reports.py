@@ -96,7 +96,7 @@ def test_days_sum_to_months_and_departments_to_the_pool(story: Story) -> None:
     )
 
 
-def test_page_csv_xlsx_pdf_and_api_have_the_same_totals(story: Story) -> None:
+def test_P056_page_csv_xlsx_pdf_and_api_have_the_same_totals(story: Story) -> None:
     client = Client()
     client.force_login(person("fin", ("finance", None)))
     client.cookies["django_language"] = "en"
@@ -262,7 +262,7 @@ def test_decimals_of_files_are_exact() -> None:
 
 
 @override_settings(GPUPOOL_BILLING_TIME_ZONE="Europe/Berlin")
-def test_days_of_23_and_25_hours_are_counted_as_they_are() -> None:
+def test_P048_days_of_23_and_25_hours_are_counted_as_they_are() -> None:
     w = world()
     berlin = ZoneInfo("Europe/Berlin")
     cluster = Cluster.objects.create(code="c1", name="c1", site=Site.objects.create(code="be", name="Berlin"))
