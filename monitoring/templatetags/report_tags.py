@@ -8,8 +8,7 @@ from django import template
 
 from monitoring.web import report_figures
 from portal.kernel import tables
-from portal.web import formats
-from quotas.templatetags.money_tags import MINUS, exact, hours_exact
+from quotas.templatetags.money_tags import exact, hours_exact
 
 register = template.Library()
 
@@ -23,10 +22,7 @@ def shown(value: Any, kind: str) -> str:
 @register.filter
 def change_shown(value: Any, kind: str) -> str:
     """``{{ row.difference|change_shown:row.kind }}``: a difference with its sign; a dash where there is none."""
-    if value is None:
-        return formats.DASH
-    size = formats.duration(abs(value)) if kind == tables.SECONDS else report_figures.shown(abs(value), kind)
-    return f"{'+' if value > 0 else MINUS}{size}" if value else size
+    return report_figures.difference(value, kind)
 
 
 @register.filter

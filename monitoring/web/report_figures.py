@@ -9,6 +9,7 @@ from django.utils.translation import gettext
 
 from portal.kernel import tables
 from portal.web import formats
+from quotas.templatetags.money_tags import MINUS
 
 
 def shown(value: Any, kind: str) -> str:
@@ -26,6 +27,14 @@ def shown(value: Any, kind: str) -> str:
     if kind in (tables.COUNT, tables.SECONDS):
         return formats.number(value)
     return str(value)
+
+
+def difference(value: int | None, kind: str) -> str:
+    """With its sign; a dash where there is none. Seconds as a length of time."""
+    if value is None:
+        return formats.DASH
+    size = formats.duration(abs(value)) if kind == tables.SECONDS else shown(abs(value), kind)
+    return f"{'+' if value > 0 else MINUS}{size}" if value else size
 
 
 def part_rows(parts: Iterable[tuple[str, int, str]]) -> list[dict[str, Any]]:
