@@ -88,6 +88,23 @@ def parse_row(row: Any, *, now_ms: int, oldest_ms: int) -> Sample:
     return sample
 
 
+SKEW_STEP_MS = 10_000
+SKEW_LEAST_MS = 5_000
+LIVE_MS = 30_000
+
+
+def skew_to_take_off(skew_ms: int, newest_ms: int | None, now_ms: int) -> int:
+    """Milliseconds by which a message's times are ahead, in whole steps of ten seconds.
+
+    `skew_ms` is what the node's greeting showed, `newest_ms` the newest time in the message. Steps, so that a message
+    that comes twice gets the same times although greetings differ by the way they took. A message whose times are
+    right as they are is from after the clock was set, and stays as it is.
+    """
+    if abs(skew_ms) < SKEW_LEAST_MS or (newest_ms is not None and abs(newest_ms - now_ms) <= LIVE_MS):
+        return 0
+    return round(skew_ms / SKEW_STEP_MS) * SKEW_STEP_MS
+
+
 def parse_time(raw: Any) -> int:
     """Milliseconds since 1970 of an ISO 8601 time with its zone; `RowRefused("bad_time")` otherwise."""
     if not isinstance(raw, str) or len(raw) > 40:

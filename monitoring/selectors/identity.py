@@ -8,7 +8,7 @@ from collections.abc import Set
 from dataclasses import dataclass, field
 from threading import Lock
 
-from pool.models import Gpu, MigSlice
+from pool.models import Gpu, MigSlice, Node
 
 TTL_S = 30.0
 MISS_PAUSE_S = 2.0
@@ -16,10 +16,14 @@ MISS_PAUSE_S = 2.0
 
 @dataclass
 class NodeIdentity:
-    """UUIDs of one node. `slots`: MIG UUID → (card id, slot); slot = GPU instance + 1, as instance 0 exists."""
+    """UUIDs of one node. `slots`: MIG UUID → (card id, slot); slot = GPU instance + 1, as instance 0 exists.
+
+    `skew_ms`: how far the node's clock is ahead, as its agent's last greeting showed; 0 where that is not known.
+    """
 
     gpus: dict[str, int] = field(default_factory=dict)
     slots: dict[str, tuple[int, int]] = field(default_factory=dict)
+    skew_ms: int = 0
 
 
 @dataclass
@@ -58,7 +62,7 @@ def _load() -> _Pool:
 
 
 def _read(node_id: int | None) -> dict[int, NodeIdentity]:
-    """Two queries, for one node or for all."""
+    """Three queries, for one node or for all."""
     nodes: dict[int, NodeIdentity] = {}
     gpus, slices = Gpu.objects.all(), MigSlice.objects.filter(gone_at=None)
     if node_id is not None:
@@ -67,6 +71,10 @@ def _read(node_id: int | None) -> dict[int, NodeIdentity]:
         nodes.setdefault(where, NodeIdentity()).gpus[uuid] = gpu_id
     for uuid, gpu_id, instance, where in slices.values_list("uuid", "gpu_id", "gpu_instance", "gpu__node_id"):
         nodes.setdefault(where, NodeIdentity()).slots[uuid] = (gpu_id, instance + 1)
+    skewed = Node.objects.filter(pk__in=[node_id]) if node_id is not None else Node.objects.all()
+    for where, skew in skewed.exclude(clock_skew_ms=None).values_list("id", "clock_skew_ms"):
+        if where in nodes:
+            nodes[where].skew_ms = skew
     return nodes
 
 

@@ -8,7 +8,14 @@ from typing import Any
 import structlog
 from django.utils.translation import gettext_noop
 
-from monitoring.engine.samples import RowRefused, Sample, parse_host, parse_row, parse_time
+from monitoring.engine.samples import (
+    RowRefused,
+    Sample,
+    parse_host,
+    parse_row,
+    parse_time,
+    skew_to_take_off,
+)
 from monitoring.selectors.identity import node_identity
 from monitoring.services.ingest import Batch, Row
 from monitoring.services.partitions import oldest_kept
@@ -43,10 +50,13 @@ def batch_of(*, node_id: int, message: dict[str, Any]) -> tuple[Batch, Counter[s
     rows = rows if isinstance(rows, list) else []
     batch, refused = Batch(node_id=node_id, host=parse_host(message.get("host"))), Counter[str]()
     now_ms, oldest_ms = to_ms(now()), to_ms(oldest_kept())
+    ahead = skew_to_take_off(node_identity(node_id).skew_ms, _newest(rows), now_ms)
     samples: list[Sample] = []
     for raw in rows[:MAX_ROWS]:
         try:
-            samples.append(parse_row(raw, now_ms=now_ms, oldest_ms=oldest_ms))
+            sample = parse_row(raw, now_ms=now_ms + ahead, oldest_ms=oldest_ms + ahead)
+            sample.at_ms -= ahead
+            samples.append(sample)
         except RowRefused as error:
             refused[error.code] += 1
     if len(rows) > MAX_ROWS:
@@ -76,6 +86,14 @@ def batch_of(*, node_id: int, message: dict[str, Any]) -> tuple[Batch, Counter[s
     if refused:
         _tell(node_id, refused)
     return batch, +refused
+
+
+def _newest(rows: list[Any]) -> int | None:
+    """The time of the last row (agents send rows in order of time), where it can be read."""
+    try:
+        return parse_time(rows[-1][2])
+    except (RowRefused, IndexError, TypeError, KeyError):
+        return None
 
 
 def _name_foreign(node_id: int, uuids: set[str], refused: Counter[str]) -> Counter[str]:
