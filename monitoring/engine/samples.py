@@ -172,6 +172,9 @@ def parse_processes(raw: Any) -> list[dict[str, Any]]:
             "user": str(entry.get("user") or "")[:64],
             "mem_mib": int(memory) if sane and memory is not None else None,
         }
+        share = entry.get("sm")
+        if isinstance(share, int) and not isinstance(share, bool) and 0 <= share <= 100:
+            clean["sm"] = share  # percent of the SMs' time, where the driver keeps it by process
         if isinstance(entry.get("allocation"), str):
             clean["allocation"] = entry["allocation"][:36]
         out.append(clean)

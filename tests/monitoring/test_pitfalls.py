@@ -174,6 +174,8 @@ def test_p20_processes_that_could_not_be_read_are_unknown_and_never_idle() -> No
     assert activity(parse({"util": 2})) == QUIET
     (process,) = parse({}, procs=[{"pid": 7, "name": "[Not Found]", "mem_mib": 0xFFFFFFFFFFFFFFFF}]).processes
     assert process["mem_mib"] is None, "a process of unknown memory keeps its row"
+    told = parse({}, procs=[{"pid": 7, "name": "a", "sm": 48}, {"pid": 8, "name": "b", "sm": 250}]).processes
+    assert [one.get("sm") for one in told] == [48, None]
 
 
 @pytest.mark.django_db
