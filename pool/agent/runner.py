@@ -409,10 +409,8 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
         await self._take_inventory()
-        tasks = [
-            asyncio.ensure_future(part())
-            for part in (self._connection, self._sampler, self._keeper, self._folders)
-        ]
+        parts = (self._connection(), self._sampler(), self._keeper(), self.care.folders(self._done))
+        tasks = [asyncio.ensure_future(part) for part in parts]
         waiter: asyncio.Future[Any] = asyncio.ensure_future(self._done.wait())
         await asyncio.wait([*tasks, waiter], return_when=asyncio.FIRST_COMPLETED)
         finished = [task for task in tasks if task.done()]  # none, unless one of them broke
