@@ -40,6 +40,7 @@ from pool.executors.kubernetes.checks import findings
 from pool.executors.kubernetes.connection import Problem
 from pool.executors.kubernetes.found import as_found
 from pool.executors.kubernetes.limits import compared, pushed
+from pool.executors.kubernetes.mig import Layout, layout_of, layout_set
 from pool.executors.kubernetes.names import SpecError
 from pool.executors.kubernetes.session import NOT_FOUND, Session, Sessions, failure
 from pool.executors.kubernetes.spec import order_of
@@ -326,6 +327,14 @@ class KubernetesExecutor:
             session.view.pods[external_id] = slim(made)
         except Problem as problem:
             raise failure(problem, f"adoption of {external_id}") from problem
+
+    def layout(self, *, node: Node) -> Layout:
+        """The node's MIG layout as MIG Manager's labels say."""
+        return layout_of(self._session(node.cluster), node.name)
+
+    def layout_set(self, *, node: Node, config: str) -> Layout:
+        """Ask MIG Manager for another one; see ``mig.layout_set`` for what must hold."""
+        return layout_set(self._session(node.cluster), node.name, config)
 
     def limits(self, *, cluster: Cluster) -> list[Limit]:
         """Departments' limits as ResourceQuotas of their namespaces: as they are, and as they should be."""

@@ -30,7 +30,18 @@ from cryptography.x509.oid import NameOID
 from tests.native import k8s
 
 ADMIN_TOKEN = "the-administrator-of-the-tests"
-CONTROLLERS = "job,namespace,garbagecollector,resourcequota,serviceaccount,serviceaccount-token,endpoint,podgc,disruption"
+CONTROLLERS = ",".join(
+    (
+        "job",
+        "namespace",
+        "garbagecollector",
+        "resourcequota",
+        "serviceaccount",
+        "serviceaccount-token",
+        "endpoint",
+    )
+    + ("podgc", "disruption")
+)
 PATIENCE_S = 90.0
 
 
