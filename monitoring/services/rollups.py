@@ -47,11 +47,11 @@ _FLEET_SUMS = (
 )
 _FLEET = f"""
 INSERT INTO monitoring_fleetrollup (cluster_id, flavour_id, step, bucket, {_FLEET_SUMS})
-SELECT n.cluster_id, g.flavour_id, %(step)s, %(start)s, count(*), sum(r.covered_s), sum(r.util_n), sum(r.util_sum),
+SELECT n.cluster_id, g.flavour_id, %(step)s, r.bucket, count(*), sum(r.covered_s), sum(r.util_n), sum(r.util_sum),
     sum(r.sm_n), sum(r.sm_sum), sum(r.mem_n), sum(r.mem_sum), sum(r.temp_n), sum(r.temp_sum), sum(r.power_n),
     sum(r.power_sum)
 FROM monitoring_gpurollup r JOIN pool_gpu g ON g.id = r.gpu_id JOIN pool_node n ON n.id = g.node_id
-WHERE r.step = %(step)s AND r.slot = 0 AND r.bucket = %(start)s GROUP BY 1, 2
+WHERE r.step = %(step)s AND r.slot = 0 AND r.bucket >= %(start)s AND r.bucket < %(end)s GROUP BY 1, 2, 4
 ON CONFLICT (step, bucket, cluster_id, flavour_id) DO UPDATE SET
     {", ".join(f"{c} = EXCLUDED.{c}" for c in _FLEET_SUMS.split(", "))}
 """
@@ -76,15 +76,22 @@ def rollup_run(*, force: bool = False) -> dict[int, int]:
                 # Taken away first: samples that are committed later bring a row of their own.
                 if not RollupDue.objects.filter(step=step, bucket=bucket).delete()[0]:
                     continue
-                span = {"start": bucket, "end": bucket + timedelta(seconds=step), "step": step}
+                end = bucket + timedelta(seconds=step)
+                span = {"start": bucket, "end": end, "step": step}
                 cursor.execute(_FROM_RAW if step == 60 else _FROM_FINER, {**span, "finer": _FINER.get(step)})
                 if step != 60:
-                    cursor.execute(_FLEET, span)
+                    fleet_sums(step=step, start=bucket, end=end)
                 coarser = {60: 3600, 3600: 86400}.get(step)
                 if coarser:
                     RollupDue.objects.create(step=coarser, bucket=bucket_start(bucket, coarser))
             done[step] += 1
     return done
+
+
+def fleet_sums(*, step: int, start: datetime, end: datetime) -> None:
+    """Sum the hours or days from `start` to before `end` over the cards of each cluster and flavour, written over."""
+    with connection.cursor() as cursor:
+        cursor.execute(_FLEET, {"step": step, "start": start, "end": end})
 
 
 def _due(step: int, force: bool) -> list[datetime]:

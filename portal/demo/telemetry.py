@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from django.db import connection, transaction
 
-from monitoring.services.partitions import partitions_ensure
-from monitoring.services.rollups import rollup_run, rollups_mark
+from monitoring.services.partitions import partitions_ensure, rollup_partitions_ensure
+from monitoring.services.rollups import fleet_sums, rollup_run, rollups_mark
 from pool.models import Gpu, MigSlice
 from portal.demo import cast, fleet
 from portal.demo.story import Life
@@ -162,11 +162,13 @@ def write_hours(found: list[Track], anchor: datetime) -> int:
     end = anchor.replace(minute=0, second=0, microsecond=0) - timedelta(hours=RAW_HOURS)
     begin = end - timedelta(days=cast.DAYS)
     starts = np.arange(begin.timestamp(), end.timestamp(), HOUR)
+    rollup_partitions_ensure(step=HOUR, buckets=[begin + timedelta(days=n) for n in range(cast.DAYS + 1)])
     count = 0
     for part in range(0, len(found), 16):
         rows = [row for track in found[part : part + 16] for row in _hour_rows(track, starts)]
         _copy("monitoring_gpurollup", ROLLUP, rows)
         count += len(rows)
+    fleet_sums(step=HOUR, start=begin, end=end)
     day = begin.replace(hour=0)
     rollups_mark(buckets=[day + timedelta(days=n) for n in range(cast.DAYS + 2)], step=86400)
     rollup_run()

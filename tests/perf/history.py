@@ -45,7 +45,7 @@ def _measure() -> dict[str, Any]:
     from monitoring.selectors.fleet_series import fleet_history
     from monitoring.selectors.series import SPANS, span_points
     from monitoring.services.partitions import rollup_partitions_ensure
-    from monitoring.services.rollups import rollup_run, rollups_mark
+    from monitoring.services.rollups import fleet_sums, rollup_run, rollups_mark
     from pool.models import Gpu
     from portal.kernel.clock import now
 
@@ -72,12 +72,11 @@ def _measure() -> dict[str, Any]:
             cursor.execute(_MADE, {"step": step, "start": start, "end": until, "each": each, "only": only})
         cursor.execute("ANALYZE monitoring_gpurollup")
     made_s = time.perf_counter() - began
-    # The sums over the fleet are made by the rollup itself; one hour measured, the others written by its statement.
     rollups_mark(buckets=[hours[0]], step=3600)
     began = time.perf_counter()
     rollup_run()
     hour_s = time.perf_counter() - began
-    _fleet_sums(hours)
+    fleet_sums(step=3600, start=hours[-1], end=end)
 
     def month() -> None:
         assert len(fleet_history(start=hours[-1], end=end, step=3600)) == DAYS * 24
@@ -118,16 +117,6 @@ def _timed(name: str, questions: list[Callable[[], Any]]) -> dict[str, float]:
         f"{name}_p50_ms": round(took[len(took) // 2], 1),
         f"{name}_p95_ms": round(took[int(len(took) * 0.95)], 1),
     }
-
-
-def _fleet_sums(hours: list[Any]) -> None:
-    from django.db import connection
-
-    from monitoring.services import rollups
-
-    with connection.cursor() as cursor:
-        for hour in hours:
-            cursor.execute(rollups._FLEET, {"step": 3600, "start": hour})
 
 
 def _disk() -> dict[str, float]:
