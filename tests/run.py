@@ -35,12 +35,22 @@ VENV = ROOT / ".venv"
 SHARED = ROOT.parent / "shared"
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
 STEP_LIMIT_SECONDS = 40 * 60
+SLURM_PLUGINS = f"/usr/lib/{os.uname().machine}-linux-gnu/slurm-wlm"
 # (what to look for, Debian package)
 SYSTEM_PARTS = (
     ("chromium", "chromium"),
     ("msgfmt", "gettext"),
     ("gcc", "gcc"),
     ("/usr/include/stdio.h", "libc6-dev"),
+    ("slurmctld", "slurmctld"),
+    ("slurmd", "slurmd"),
+    ("sbatch", "slurm-client"),
+    ("slurmdbd", "slurmdbd"),
+    ("slurmrestd", "slurmrestd"),
+    ("munged", "munge"),
+    (f"{SLURM_PLUGINS}/select_cons_tres.so", "slurm-wlm-basic-plugins"),
+    (f"{SLURM_PLUGINS}/auth_jwt.so", "slurm-wlm-jwt-plugin"),
+    ("mariadbd", "mariadb-server"),
     ("/usr/share/fonts/opentype/noto/NotoSansCJK-Regular.ttc", "fonts-noto-cjk"),
     ("etcd", "etcd-server"),
 )

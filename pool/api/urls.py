@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pool.api import (
+    cluster_views,
     dataset_views,
     decision_views,
     endpoint_views,
@@ -18,6 +19,7 @@ router_entries: list[tuple[str, Any, str]] = [
     ("nodes", views.NodeViewSet, "node"),
     ("gpus", views.GpuViewSet, "gpu"),
     ("allocations", views.AllocationViewSet, "allocation"),
+    ("clusters", cluster_views.ClusterViewSet, "cluster"),
     ("queue", views.QueueViewSet, "queue"),
     ("service-endpoints", endpoint_views.ServiceEndpointViewSet, "service-endpoint"),
     ("work-uploads", upload_views.WorkUploadViewSet, "work-upload"),

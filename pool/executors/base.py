@@ -172,7 +172,8 @@ Key = tuple[UUID, int]
 
 @dataclass(frozen=True)
 class Look:
-    """One complete look at a cluster. What is not in ``members`` was not asked for; what was asked for is there.
+    """One complete look at a cluster. A member that was asked for and is not in ``members``: nothing could be learnt of
+    it this time (its controller does not know it, and the accounting is away); one that is gone is ``unknown``.
 
     ``others``: all work that was not asked for: of allocations that the installation thinks are over (strays), and
     foreign work. ``nodes``: None where they were not looked at this time.

@@ -7,6 +7,7 @@ never forbids what the pool allowed); None: no limit.
 
 from __future__ import annotations
 
+from django.db import transaction
 from django.utils.translation import gettext_lazy as _
 
 from pool.executors.base import LIMITS, Limit, polled_executor
@@ -68,11 +69,12 @@ def limits_push(*, acting_user: Actor, cluster: Cluster, seen: list[Limit]) -> l
         )
     if changes:
         executor.limits_set(cluster=cluster, limits=changes)
-        audit_record(
-            acting_user=acting_user,
-            action="cluster.limits_pushed",
-            subject=cluster,
-            before={f"{item.scope} {item.resource}": item.there for item in changes},
-            after={f"{item.scope} {item.resource}": item.wanted for item in changes},
-        )
+        with transaction.atomic():
+            audit_record(
+                acting_user=acting_user,
+                action="cluster.limits_pushed",
+                subject=cluster,
+                before={f"{item.scope} {item.resource}": item.there for item in changes},
+                after={f"{item.scope} {item.resource}": item.wanted for item in changes},
+            )
     return changes

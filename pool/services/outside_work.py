@@ -6,12 +6,11 @@ work on a node that was lost). A uid that this installation does not know is ano
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 import structlog
 
-from pool.executors.base import ExecutorFailure, PolledExecutor, Work
+from pool.executors.base import ExecutorFailure, Key, PolledExecutor, Work
 from pool.models import Allocation, AllocationMember, Cluster, Gpu, Lease
 from pool.services.conditions import gpu_foreign_use_set
 from portal.ops.services import incident_open
@@ -21,8 +20,16 @@ MOST_SHOWN = 200
 M = AllocationMember.State
 
 
-def others_take(*, cluster: Cluster, executor: PolledExecutor, others: list[Work], at: datetime) -> int:
-    """End strays, note foreign work; returns how many strays were ended."""
+def others_take(
+    *,
+    cluster: Cluster,
+    executor: PolledExecutor,
+    others: list[Work],
+    over: set[Key] | frozenset[Key] = frozenset(),
+) -> int:
+    """End strays, note foreign work; returns how many strays were ended. ``over``: members of ours that this look saw
+    ended. What they still lease counts as free, so that cards which others took from them are theirs before anything
+    of ours is placed there again."""
     uids = {work.uid for work in others if work.uid}
     ours = {row.uid: row for row in Allocation.objects.filter(uid__in=uids)} if uids else {}
     ended = 0
@@ -33,7 +40,7 @@ def others_take(*, cluster: Cluster, executor: PolledExecutor, others: list[Work
             foreign.append(work)
         elif _is_over(row, work):
             ended += _end(cluster, executor, work)
-    _foreign(cluster, foreign)
+    _foreign(cluster, foreign, over)
     return ended
 
 
@@ -77,15 +84,15 @@ def _shown(work: Work) -> dict[str, Any]:
     }
 
 
-def _foreign(cluster: Cluster, foreign: list[Work]) -> None:
+def _foreign(cluster: Cluster, foreign: list[Work], over: set[Key] | frozenset[Key]) -> None:
     shown = sorted((_shown(work) for work in foreign), key=lambda item: str(item["id"]))[:MOST_SHOWN]
     if shown != cluster.foreign_work:
         Cluster.objects.filter(pk=cluster.pk).update(foreign_work=shown)
         cluster.foreign_work = shown
-    _mark_cards(cluster, foreign)
+    _mark_cards(cluster, foreign, over)
 
 
-def _mark_cards(cluster: Cluster, foreign: list[Work]) -> None:
+def _mark_cards(cluster: Cluster, foreign: list[Work], over: set[Key] | frozenset[Key]) -> None:
     """Cards that foreign work uses take nothing of ours.
 
     Which card of a node an outside system gives is its own choice and need not be the one that a lease names: where
@@ -105,7 +112,12 @@ def _mark_cards(cluster: Cluster, foreign: list[Work]) -> None:
         .select_related("node")
         .order_by("node_id", "index")
     )
-    leased = set(Lease.objects.filter(gpu__in=cards, ended_at=None).values_list("gpu_id", flat=True))
+    held = Lease.objects.filter(gpu__in=cards, ended_at=None)
+    leased = {
+        gpu_id
+        for gpu_id, uid, number in held.values_list("gpu_id", "allocation__uid", "member")
+        if (uid, number) not in over
+    }
     by_node: dict[str, list[Gpu]] = {}
     for card in cards:
         by_node.setdefault(card.node.name, []).append(card)

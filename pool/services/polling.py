@@ -110,14 +110,17 @@ def cluster_poll(*, cluster_id: int, nodes: bool = False) -> Polled:
     cluster_answers(cluster=cluster, at=began)
     if look.nodes is not None:
         done.nodes = nodes_take(cluster=cluster, executor=executor, found=look.nodes, at=began)
+    over = {key for key, seen in look.members.items() if seen.state not in ("starting", "running")}
+    done.strays = others_take(cluster=cluster, executor=executor, others=look.others, over=over)
     for member in members:
-        seen = look.members.get((member.allocation.uid, member.number), Observation("unknown"))
+        seen = look.members.get((member.allocation.uid, member.number))
+        if seen is None:
+            continue  # nothing could be learnt of it this time
         if _is_news(member, seen) and _take(member, seen, began):
             done.reports += 1
             done.touched.append(member.pk)
         done.kills += _end_what_must(executor, member, seen, began)
     done.started = _order_again(members, look.members, began)
-    done.strays = others_take(cluster=cluster, executor=executor, others=look.others, at=began)
     return done
 
 

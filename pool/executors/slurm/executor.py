@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -41,7 +42,7 @@ from pool.executors.slurm.cli import CommandLine
 from pool.executors.slurm.limits import limits_read
 from pool.executors.slurm.read import MARK, NAME, Job
 from pool.executors.slurm.rest import Rest
-from pool.executors.slurm.settings import SlurmSettings, settings_of
+from pool.executors.slurm.settings import SlurmSettings, problems, settings_of
 from pool.executors.slurm.transport import SlurmTransport
 from pool.models import AllocationMember, Cluster, Node
 from pool.services.credentials import credential_read
@@ -51,6 +52,8 @@ log = structlog.get_logger(__name__)
 PIECE = 65_536
 HISTORY = timedelta(days=30)
 NAMES_AT_ONCE = 100
+LEAST_JOB_AGE = timedelta(seconds=290)
+"""Slurm's own MinJobAge (300 s), a little less: so long an ended job is still known to the controller."""
 SETTLED = timedelta(seconds=60)
 """A job that was ordered this long ago and is not known to the controller is looked for in the accounting."""
 ENDS: dict[str, tuple[str, bool]] = {
@@ -93,6 +96,10 @@ class SlurmExecutor:
             kept = (key, transport_for(cluster, settings), settings)
             self._kept[cluster.pk] = kept
         return kept[1], kept[2]
+
+    def settings_wrong(self, *, settings: dict[str, Any]) -> dict[str, str]:
+        """What is wrong with settings that somebody wants to save: a code by name."""
+        return problems(settings)
 
     # -- looking ------------------------------------------------------------------------------------------
 
@@ -138,9 +145,11 @@ class SlurmExecutor:
         seen: dict[Key, Observation] = {}
         for member in members:
             uid = member.allocation.uid
-            job = latest.get(uid) or past.get(uid)
+            job = latest.get(uid)
             if job is not None:
                 seen[uid, member.number] = observation(job, member)
+            elif uid in past:
+                seen[uid, member.number] = _forgotten(observation(past[uid], member), began)
             elif asked or member not in missing:
                 seen[uid, member.number] = Observation("unknown")
         ours = {member.allocation.uid for member in members}
@@ -355,6 +364,16 @@ def observation(job: Job, member: AllocationMember) -> Observation:
         else None,
         failed_start=not ran,
     )
+
+
+def _forgotten(seen: Observation, at: datetime) -> Observation:
+    """A job that only the accounting knows. A controller that lost its state has its jobs booked as cancelled: where
+    it should still know of such an end, nobody cancelled anything, and the work goes back in line."""
+    lately = seen.ended_at is not None and seen.ended_at > at - LEAST_JOB_AGE
+    if (seen.error or {}).get("code") != "cancelled_outside" or not lately:
+        return seen
+    error = {"code": "work_vanished", "detail": "Slurm's controller lost its jobs.", "retryable": True}
+    return replace(seen, error=error)
 
 
 def _devices(job: Job, member: AllocationMember) -> tuple[str, ...]:

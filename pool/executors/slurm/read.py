@@ -416,3 +416,31 @@ def accounted(text: str) -> list[Job]:
             )
         )
     return out
+
+
+def accounted_json(raw: dict[str, Any]) -> Job:
+    """A job of `GET /slurmdb/…/jobs` or `sacct --json`, of either form."""
+    times, state = raw.get("time") or {}, raw.get("state") or {}
+    states = frozenset(word.upper() for word in words(state.get("current")))
+    code, signal = _exit(raw.get("exit_code"))
+    held = {
+        f"{item.get('type')}/{item['name']}" if item.get("name") else str(item.get("type")): number(
+            item.get("count")
+        )
+        for item in (raw.get("tres") or {}).get("allocated") or []
+    }
+    return Job(
+        id=str(raw.get("job_id")),
+        name=str(raw.get("name") or ""),
+        states=states,
+        user=str(raw.get("user") or (raw.get("association") or {}).get("user") or ""),
+        account=str(raw.get("account") or ""),
+        nodes=hosts(raw.get("nodes") or ""),
+        exit_code=code,
+        signal=signal,
+        started_at=moment(times.get("start")),
+        ended_at=moment(times.get("end")),
+        cpus=held.get("cpu") or 0,
+        memory_mib=held.get("mem") or 0,
+        gpus=held.get("gres/gpu") or 0,
+    )

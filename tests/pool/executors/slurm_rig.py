@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -109,6 +110,6 @@ class SlurmRig(Rig):
         self.bed.start_controller()
 
     def forget(self, member: AllocationMember) -> None:
-        self.bed.stop_controller()
+        self.bed.stop_controller(signal.SIGKILL)
         self.bed.start_controller(empty=True)
         self.bed.wait(lambda: self.bed.idle() >= self.bed.nodes, "nodes after the loss")

@@ -58,6 +58,7 @@ JobRequeue=1
 ReturnToService=2
 KillWait=1
 SlurmdTimeout=60
+MessageTimeout=3
 MinJobAge=600
 GresTypes=gpu
 SlurmdParameters=config_overrides
@@ -231,9 +232,18 @@ class Testbed:
         self._daemon("slurmctld", "-D", "-c" if empty else "-i")
         self.wait(lambda: self.answers("scontrol", "ping"), "slurmctld")
 
-    def stop_controller(self) -> None:
-        """Kill the controller as a power cut would; jobs run on."""
-        self._end("slurmctld", signal.SIGKILL)
+    def stop_controller(self, how: int = signal.SIGTERM) -> None:
+        """End the controller; jobs run on. (By SIGKILL it may lose what it had not written yet.)"""
+        self._end("slurmctld", how)
+
+    def start_rest(self) -> str:
+        """Start slurmrestd on a unix socket; its address."""
+        where = self.top / "run" / "rest.sock"
+        self._daemon(
+            "slurmrestd", "-a", "rest_auth/local", f"unix:{where}", SLURMRESTD_SECURITY="disable_user_check"
+        )
+        self.wait(where.is_socket, "slurmrestd")
+        return f"unix:{where}"
 
     def _end(self, program: str, how: int) -> None:
         for process in [one for one in self._started if Path(str(one.args[0])).name == program]:  # type: ignore[index]

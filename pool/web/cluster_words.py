@@ -1,0 +1,35 @@
+"""Words for what checks of outside systems find, and for why they cannot be used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.utils.translation import gettext_lazy as _
+
+FINDINGS: dict[str, Any] = {
+    "controller_answers": _("The controller answers"),
+    "version_known": _("Its version is one we know"),
+    "partition_there": _("The partition has nodes"),
+    "nodes_with_gpus": _("Nodes with GPUs"),
+    "gpu_types_known": _("All GPU types have a model"),
+    "folder_usable": _("The shared folder can be written"),
+    "accounts_there": _("Departments have their accounts"),
+    "accounting_kept": _("Accounting is kept"),
+    "may_submit_for_others": _("Work can be submitted as its owners"),
+    "agent_enrolled": _("The node is enrolled"),
+    "agent_heard": _("The node is heard of"),
+    "controller_away": _("The controller does not answer"),
+    "slurm_slow": _("The controller is too slow"),
+    "slurmrestd_away": _("slurmrestd does not answer"),
+    "login_host_away": _("The login host does not answer"),
+    "credential_refused": _("The credential is not accepted"),
+    "credential_unreadable": _("The credential must be entered again"),
+    "settings_wrong": _("The settings cannot be used"),
+    "command_missing": _("Slurm's commands are not installed here"),
+    "slurm_refused": _("Slurm refuses"),
+}
+
+
+def finding_word(code: str) -> Any:
+    """What a finding is called; an unknown code is shown as it is."""
+    return FINDINGS.get(code, code)

@@ -1,0 +1,227 @@
+"""Pages of clusters: what carries them, whether it answers; check, discovery with its dry run, limits, foreign work."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.core.paginator import Paginator
+from django.db.models import Count, Q
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import render
+from django.urls import reverse
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
+
+from pool.executors.base import Limit
+from pool.models import Cluster, Gpu, Node, Site
+from pool.services.clusters import cluster_check, cluster_discover, cluster_import, cluster_save, outside
+from pool.services.credentials import credential_names, credential_set
+from pool.services.outside_limits import limits_diff, limits_push
+from pool.web.cluster_words import finding_word
+from portal.accounts.middleware import policy_of_request
+from portal.kernel.errors import DomainError
+from portal.ops.actor import actor_of
+
+PER_PAGE = 50
+MOST_ROWS = 50
+FIELDS = ("code", "name", "site", "executor", "settings")
+CREDENTIALS = {"slurm": ("jwt",), "kubernetes": ("kubeconfig", "token")}
+
+
+def _rows() -> Any:
+    return (
+        Cluster.objects.select_related("site")
+        .annotate(
+            node_count=Count("nodes", filter=~Q(nodes__schedulable=Node.Schedulable.RETIRED), distinct=True),
+            gpu_count=Count(
+                "nodes__gpus", filter=~Q(nodes__gpus__condition=Gpu.Condition.RETIRED), distinct=True
+            ),
+        )
+        .order_by("name", "id")
+    )
+
+
+def _administrator(request: HttpRequest) -> None:
+    policy = policy_of_request(request)
+    policy.require(policy.administers_pool)
+
+
+@login_required
+@require_GET
+def cluster_list(request: HttpRequest) -> HttpResponse:
+    """All clusters, with what carries them and whether it answers."""
+    _administrator(request)
+    page = Paginator(_rows(), PER_PAGE).get_page(request.GET.get("page"))
+    return render(request, "pool/clusters.html", {"page_obj": page})
+
+
+def _cluster(uid: Any) -> Cluster:
+    found: Cluster | None = _rows().filter(uid=uid).first()
+    if found is None:
+        raise Http404
+    return found
+
+
+def _detail(request: HttpRequest, cluster: Cluster, status: int = 200, **more: Any) -> HttpResponse:
+    known = credential_names(cluster=cluster)
+    names = CREDENTIALS.get(str(cluster.executor), ())
+    context = {
+        "cluster": cluster,
+        "polled": cluster.executor != Cluster.Executor.AGENT,
+        "settings": json.dumps(cluster.settings, ensure_ascii=False, indent=2, sort_keys=True),
+        "credentials": [{"name": name, "row": known.get(name)} for name in names],
+        "foreign": cluster.foreign_work[:MOST_ROWS],
+        "foreign_more": max(0, len(cluster.foreign_work) - MOST_ROWS),
+        "away_word": finding_word(cluster.away_code),
+        **more,
+    }
+    return render(request, "pool/cluster_detail.html", context, status=status)
+
+
+@login_required
+@require_GET
+def cluster_detail(request: HttpRequest, uid: Any) -> HttpResponse:
+    """One cluster."""
+    _administrator(request)
+    return _detail(request, _cluster(uid))
+
+
+@login_required
+@require_http_methods(["GET", "POST"])
+def cluster_edit(request: HttpRequest, uid: Any = None) -> HttpResponse:
+    """Make a cluster, or change one; what was typed stays where something is wrong."""
+    _administrator(request)
+    cluster = _cluster(uid) if uid is not None else None
+    values = _values(cluster)
+    problems: dict[str, str] = {}
+    status = 200
+    if request.method == "POST":
+        values = {name: request.POST.get(name, values.get(name, "")).strip() for name in FIELDS}
+        try:
+            made = _save(request, cluster, values)
+            messages.success(request, _("%(code)s saved.") % {"code": made.code})
+            return HttpResponseRedirect(reverse("pool:cluster", args=[made.uid]))
+        except DomainError as error:
+            if error.status == 403:
+                raise
+            status = error.status
+            for problem in error.errors:
+                before = problems.get(problem["pointer"])
+                text = str(problem["detail"])
+                problems[problem["pointer"]] = f"{before} {text}" if before else text
+            problems = problems or {"": str(error.detail)}
+    context = {
+        "cluster": cluster,
+        "values": values,
+        "problems": problems,
+        "general": problems.get(""),
+        "sites": Site.objects.order_by("name"),
+        "kinds": Cluster.Executor.choices,
+    }
+    return render(request, "pool/cluster_form.html", context, status=status)
+
+
+def _save(request: HttpRequest, cluster: Cluster | None, values: dict[str, str]) -> Cluster:
+    settings: Any
+    try:
+        settings = json.loads(values["settings"] or "{}")
+    except ValueError:
+        settings = "unreadable"
+    version = request.POST.get("version", "")
+    return cluster_save(
+        acting_user=actor_of(request),
+        values={**values, "settings": settings},
+        cluster=cluster,
+        version=int(version) if version.isdecimal() else None,
+    )
+
+
+def _values(cluster: Cluster | None) -> dict[str, str]:
+    if cluster is None:
+        return {"executor": Cluster.Executor.SLURM.value, "settings": "{}"}
+    return {
+        "code": cluster.code,
+        "name": cluster.name,
+        "site": cluster.site.code,
+        "executor": str(cluster.executor),
+        "settings": json.dumps(cluster.settings, ensure_ascii=False, indent=2, sort_keys=True),
+    }
+
+
+@login_required
+@require_POST
+def cluster_act(request: HttpRequest, uid: Any, act: str) -> HttpResponse:
+    """Check, discover (dry run), import, show or push limits, keep a credential: each answers with the page."""
+    _administrator(request)
+    cluster = _cluster(uid)
+    acts = {
+        "check": _check,
+        "discover": _discover,
+        "import": _import,
+        "limits": _limits,
+        "push": _push,
+        "credential": _credential,
+    }
+    if act not in acts:
+        raise Http404
+    try:
+        return acts[act](request, cluster)
+    except DomainError as error:
+        if error.status == 403:
+            raise
+        return _detail(
+            request, cluster, error.status, problem=finding_word(error.code), problem_detail=error.detail
+        )
+
+
+def _check(request: HttpRequest, cluster: Cluster) -> HttpResponse:
+    result = cluster_check(acting_user=actor_of(request), cluster=cluster)
+    rows = [{"word": finding_word(code), "ok": ok, "detail": text} for code, ok, text in result.findings]
+    return _detail(request, cluster, findings=rows[:MOST_ROWS], all_well=result.ok)
+
+
+def _discover(request: HttpRequest, cluster: Cluster) -> HttpResponse:
+    plan, _found = cluster_discover(acting_user=actor_of(request), cluster=cluster)
+    return _detail(request, cluster, plan=plan, new=plan.new[:MOST_ROWS], new_more=len(plan.new) - MOST_ROWS)
+
+
+def _import(request: HttpRequest, cluster: Cluster) -> HttpResponse:
+    plan = cluster_import(acting_user=actor_of(request), cluster=cluster)
+    count = len(plan.new)
+    messages.success(request, ngettext("%(n)d node taken in.", "%(n)d nodes taken in.", count) % {"n": count})
+    return HttpResponseRedirect(reverse("pool:cluster", args=[cluster.uid]))
+
+
+def _limits(request: HttpRequest, cluster: Cluster) -> HttpResponse:
+    with outside():
+        changes = limits_diff(cluster=cluster)
+    return _detail(request, cluster, limits=changes, limits_json=_packed(changes))
+
+
+def _packed(changes: list[Limit]) -> str:
+    return json.dumps([[item.scope, item.resource, item.there, item.wanted] for item in changes])
+
+
+def _push(request: HttpRequest, cluster: Cluster) -> HttpResponse:
+    try:
+        seen = [Limit(*row) for row in json.loads(request.POST.get("seen", "[]"))]
+    except (ValueError, TypeError):
+        seen = []
+    with outside():
+        done = limits_push(acting_user=actor_of(request), cluster=cluster, seen=seen)
+    messages.success(request, ngettext("%(n)d limit set.", "%(n)d limits set.", len(done)) % {"n": len(done)})
+    return HttpResponseRedirect(reverse("pool:cluster", args=[cluster.uid]))
+
+
+def _credential(request: HttpRequest, cluster: Cluster) -> HttpResponse:
+    name = request.POST.get("name", "")
+    if name not in CREDENTIALS.get(str(cluster.executor), ()):
+        raise Http404
+    value = request.POST.get("value", "").strip()
+    credential_set(acting_user=actor_of(request), cluster=cluster, name=name, value=value)
+    messages.success(request, _("Kept.") if value else _("Removed."))
+    return HttpResponseRedirect(reverse("pool:cluster", args=[cluster.uid]))
