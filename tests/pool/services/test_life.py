@@ -149,6 +149,7 @@ def test_a_node_that_is_away_is_tried_again(placed):
 
 
 def test_a_start_that_nobody_confirms_goes_back_in_line(placed):
+    """S146: what was held for a start that never came about is given back exactly once."""
     queued_at = placed.request.queued_at
     with at(6):
         assert execution_reconcile()["given_up"] == 1
@@ -162,6 +163,10 @@ def test_a_start_that_nobody_confirms_goes_back_in_line(placed):
         pool.report_free(placed)
     placed.request.refresh_from_db()
     assert (placed.request.state, placed.request.queued_at, used()) == ("queued", queued_at, 0)
+    with at(7):
+        pool.report_free(placed)
+        assert execution_reconcile()["closed"] == 0
+    assert used() == 0
 
 
 def test_terminal_start_failure_ends_the_request(placed):
@@ -181,6 +186,7 @@ def test_terminal_start_failure_ends_the_request(placed):
 
 
 def test_retryable_failure_of_the_node_requeues_three_times_at_most(placed):
+    """S152: a place that cannot be taken is not tried for hours, and nothing is charged between the tries."""
     request = placed.request
     for attempt in range(4):
         current = Allocation.objects.exclude(state="ended").get()

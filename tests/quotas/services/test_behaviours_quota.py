@@ -4,6 +4,7 @@ Each test names its id (behaviours.json).
 
 from __future__ import annotations
 
+import re
 from html import unescape
 from typing import Any
 
@@ -15,7 +16,7 @@ from portal.accounts.policy import policy_of
 from portal.accounts.services import department_close, department_close_effects
 from portal.kernel.errors import Blocked, Invalid
 from portal.ops.models import AuditEvent, Incident
-from quotas.models import QuotaGrant, QuotaUsage
+from quotas.models import FlavourCapacity, QuotaGrant, QuotaUsage
 from quotas.selectors.trees import quota_trees
 from quotas.services.grants import grant_set
 from quotas.services.reconcile import reconcile
@@ -125,6 +126,19 @@ def test_p008_memory_is_charged_per_card_and_a_refusal_carries_its_sum(house):
     sums = refused.value.blocking
     assert (sums["level"], sums["limit"], sums["used"], sums["requested"]) == ("Lab", 1000, 0, 1500)
     assert str(refused.value.detail) == "Lab: 0 used + 1.5 asked > 1, its hard cap for H800 80GB."
+
+
+def test_p023_three_numbers_of_capacity_stand_apart(house):
+    """300 installed, 280 healthy, 100 in use."""
+    FlavourCapacity.objects.filter(flavour=house.h800).update(installed_milli=300_000, healthy_milli=280_000)
+    QuotaUsage.objects.filter(department=house.video).update(hard_cap=None)
+    QuotaUsage.objects.filter(department=house.vision).update(hard_cap=None)
+    quota_debit(
+        department_id=house.video.pk, flavour_id=house.h800.pk, charge_milli=100_000, interruptible=True
+    )
+    page = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text_of(signed_in(house.zhao), "/quotas/?f=h800")))
+    assert "Installed 300 280 healthy" in page
+    assert "Used 100 of 300 installed, now" in page
 
 
 def test_p014_p017_the_same_number_stands_on_every_page_in_files_and_the_api(house):

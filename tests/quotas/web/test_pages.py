@@ -292,7 +292,7 @@ def test_P031_P034_every_state_is_in_a_list_with_its_word(house):
             assert made.ref in text_of(client_of(house.chen).get(reverse("quotas:approvals") + "?q=all"))
 
 
-def test_bulk_by_page_has_a_result_a_row_and_returns_to_the_same_view(house):
+def test_P078_bulk_by_page_has_a_result_a_row_and_returns_to_the_same_view(house):
     rows = [house.submit(gpus_per_node=1, duration_s=24 * 3600) for _ in range(3)]
     steps = [open_step_of(r) for r in rows]
     step_decide(
