@@ -201,10 +201,12 @@ class Connection:
 
     def events(self, path: str, quiet_s: float, **query: object) -> Iterator[dict[str, Any]]:
         """Events of a watch, until none came for ``quiet_s``."""
-        answer = self._call("GET", path, {**query, "watch": "1"}, None, "", (CONNECT_S, quiet_s))
+        answer = self._call("GET", path, {**query, "watch": "1"}, None, "", (CONNECT_S, READ_S))
         response = answer.response
         rest = b""
         try:
+            # The answer itself may take its time; only the events after it are waited for so shortly.
+            response.connection.sock.settimeout(quiet_s)
             while True:
                 try:
                     data = response.read1(256 * 1024)
