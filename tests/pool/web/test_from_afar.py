@@ -8,6 +8,7 @@ import pytest
 
 from pool.models import Allocation, AllocationEvent
 from pool.services.cycle import schedule_cycle
+from portal.accounts.models import User
 from tests.pool import builders as pool
 from tests.portal.builders import client_of
 from tests.quotas import build
@@ -37,8 +38,9 @@ def held() -> Allocation:
     return allocation
 
 
-def text_of(who: object, path: str) -> str:
-    answer = client_of(who).get(path, HTTP_ACCEPT_LANGUAGE="en")  # type: ignore[arg-type]
+def text_of(who: User, path: str) -> str:
+    User.objects.filter(pk=who.pk).update(language="en")
+    answer = client_of(who).get(path)
     assert answer.status_code == 200
     return html.unescape(answer.content.decode())
 
