@@ -38,6 +38,7 @@ def test_monitoring_listens_to_the_agents_events() -> None:
 
 
 def test_a_program_fault_tells_and_keeps_the_card_xid_31() -> None:
+    """P070: an event with its time, an application's fault, no reason to close the card."""
     card = b.node().gpus.get(index=0)
     found = event(card, 31)
     assert (
@@ -47,9 +48,11 @@ def test_a_program_fault_tells_and_keeps_the_card_xid_31() -> None:
     )
     card.refresh_from_db()
     assert card.condition == "ok" and Incident.objects.filter(kind="xid").count() == 1
+    assert found.at == T0
 
 
 def test_a_device_fault_takes_the_card_out_and_opens_an_incident_xid_48() -> None:
+    """P070: a fault of the hardware closes it until a person clears it."""
     card = b.node().gpus.get(index=0)
     event(card, 48)
     card.refresh_from_db()

@@ -30,6 +30,7 @@ def sample(reading: Reading, **more):
 
 
 def test_old_lower_case_names_and_blanks_as_numbers_p17() -> None:
+    """G083: old names; G094: a measure that is gone is missing; P067: so are processes, with the reason."""
     got = read(authored("dcgm/01_compat_1x_lowercase_blanks.prom"))
     assert set(got.readings) == {(ONE, None), (TWO, None)} and not got.problems
     one, two = sample(got.readings[ONE, None]), sample(got.readings[TWO, None])
@@ -53,6 +54,7 @@ def test_every_blank_number_is_missing_p17(raw: str) -> None:
 
 
 def test_a_blank_after_the_comma_and_no_model_p18() -> None:
+    """P068: a card without a model is a card."""
     got = read(authored("dcgm/02_exporter_2x_space_after_comma.prom"))
     reading = got.readings[ONE, None]
     one = sample(reading, total_mib=81920)
@@ -61,6 +63,7 @@ def test_a_blank_after_the_comma_and_no_model_p18() -> None:
 
 
 def test_rows_per_pod_are_one_card_with_its_pods_p18_p29() -> None:
+    """G086: power once, however many pods share the card; G089, G112: the reserved part stands by itself."""
     got = read(authored("dcgm/04_exporter_4x_hostname_lowercase_shared.prom"))
     assert set(got.readings) == {(H100, None)}, "rows of CPUs and links are no cards"
     reading = got.readings[H100, None]
@@ -182,6 +185,7 @@ def test_an_exporter_of_base_units_p31_p27(name: str) -> None:
 
 
 def test_a_prometheus_answer_prefers_the_exporters_own_labels_p18() -> None:
+    """G084: the exporter's own labels, not those of whoever scraped it."""
     into = Scrape()
     series = list(
         prometheus.metrics(authored("dcgm/08_prometheus_api_exported_labels.json").encode(), into.problems)
@@ -227,6 +231,7 @@ def test_wrong_types_in_an_answer_lose_their_row_only() -> None:
 
 
 def test_negative_counters_and_impossible_values_are_refused_by_themselves() -> None:
+    """G093: what cannot be is no value."""
     lines = {"GPU_UTIL": "250", "FB_USED": "17000000", "TOTAL_ENERGY_CONSUMPTION": "-5", "GPU_TEMP": "61"}
     got = read("\n".join(f'DCGM_FI_DEV_{name}{{UUID="{ONE}"}} {value}' for name, value in lines.items()))
     one = sample(got.readings[ONE, None])

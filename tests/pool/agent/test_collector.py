@@ -37,6 +37,7 @@ async def rows(collector: Collector) -> dict[str, list]:
 
 
 async def test_what_cannot_be_read_is_named_and_never_zero(reading: FakeNvml) -> None:
+    """G111: each field by itself."""
     reading.set(gpu_0_power_error=3, gpu_0_temp_error=4, gpu_0_util_error=999, gpu_1_power=4294967295)
     reading.set(gpu_0_mem_reserved=643825664, gpu_0_mem_used=17782800384, gpu_0_mem_total=150754820096)
     collector = made()
@@ -89,6 +90,7 @@ async def test_links_name_their_peers(reading: FakeNvml) -> None:
 async def test_a_library_that_crashes_or_hangs_is_killed_and_started_again(
     reading: FakeNvml, trouble: str
 ) -> None:
+    """G109: NVML lives in a child process."""
     collector = made(timeout=1.5)
     await rows(collector)
     reading.set(**{trouble: 1})

@@ -122,6 +122,7 @@ class TestRecorded:
         }
 
     def test_one_card_of_eight_is_cut(self) -> None:
+        """G105, G106: eight cards whatever is cut of them; instances are those that are allocatable."""
         node = read_node(sample("authored/k8s/02_mig_mixed_partial.json"))
         assert len(node.cards or ()) == 8
         assert slots(node)[:7] == [[]] * 7
@@ -137,11 +138,13 @@ class TestRecorded:
 
     @pytest.mark.parametrize("state", ["rebooting", "failed"])
     def test_other_states_of_a_change(self, state: str) -> None:
+        """G102: a layout that failed or waits for a reboot takes no work."""
         item = sample("authored/k8s/05_mig_reconfiguring.json")
         item["metadata"]["labels"]["nvidia.com/mig.config.state"] = state
         assert read_node(item).reason == f"mig_{state}"
 
     def test_time_slices_under_another_name(self) -> None:
+        """G085: two cards shared four times, neither eight nor none."""
         node = read_node(sample("authored/k8s/07_time_slicing_renamed.json"))
         assert (node.sharing, node.replicas, len(node.cards or ())) == ("time-slicing", 4, 2)
         assert node.allocatable == {GPU: 0, "nvidia.com/gpu.shared": 8}
@@ -156,6 +159,7 @@ class TestRecorded:
         assert (node.ready, node.reason, len(node.cards or ())) == (False, "node_not_ready", 8)
 
     def test_an_ill_card_is_counted(self) -> None:
+        """G097, G099: what is there against what is allocatable."""
         node = read_node(sample("authored/k8s/11_one_unhealthy.json"))
         assert (node.missing, node.notes) == (
             1,
