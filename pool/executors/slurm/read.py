@@ -202,10 +202,9 @@ def _expand(text: str) -> Iterator[str]:
     before, inside, after = found.groups()
     for piece in inside.split(","):
         low, _dash, high = piece.partition("-")
-        if not high:
-            middle = [low]
-        else:
-            middle = [str(value).zfill(len(low)) for value in range(int(low), int(high) + 1)]
+        middle: Iterable[str] = (
+            [low] if not high else (str(n).zfill(len(low)) for n in range(int(low), int(high) + 1))
+        )
         for value in middle:
             for rest in _expand(after) if after else ("",):
                 yield f"{before}{value}{rest}"
