@@ -75,9 +75,11 @@ class Allocate:
             self.round.blocked.append(self._window(request, request.start_at))
             return
         kept = self.round.keeps.get(request.id)
-        if kept is not None:
+        if kept is not None and _enough(request, kept.members):
             self._judge_kept(request, kept)
             return
+        if kept is not None:
+            self.round.let_go(request)
         kind = self._stuck.get(self._kind_key(request)) if self._stuck else None
         if kind is not None and not (kind.promised and self._promises_left()):
             ends_at = self._ends_at(request)
@@ -424,7 +426,8 @@ class Allocate:
         """A request that is to start later: its places are kept from then on against all that stand behind
         it.
 
-        The quota is judged when it starts. ``kept`` False: nothing is promised (yet), it competes then.
+        The quota is judged when it starts. ``kept`` False: nothing is promised (yet), it competes then. Shortly
+        before, what it may take back is taken, so that borrowers are gone when it begins.
         """
         reserve: Reserve | None = None
         if start_at - self.now <= self.policy.windows_ahead_ms:
@@ -433,7 +436,11 @@ class Allocate:
                 if need is not None and (reserve := self._keep_window(request, need, start_at)) is not None:
                     break
         figures = {"start_at": start_at, "kept": reserve is not None}
-        return Blocked(request, Reason("not_before", figures, next(iter(request.flavours), None)), reserve)
+        reason = Reason("not_before", figures, next(iter(request.flavours), None))
+        if reserve is not None or start_at - self.now > self.policy.window_lead_ms:
+            return Blocked(request, reason, reserve)
+        options = self.options(request)
+        return Blocked(request, reason, None, options.usable[0][0] if options.usable else options.refused)
 
     def _keep_window(self, request: Request, need: Need, start_at: int) -> Reserve | None:
         opening = self._horizon().opening_at(request, need, start_at)
@@ -445,6 +452,15 @@ class Allocate:
         reserve = Reserve(request.id, need.flavour, start_at, opening.members)
         self.round.windows.append(reserve)
         return reserve
+
+
+def _enough(request: Request, members: Sequence[Member]) -> bool:
+    """Whether so many members are what a request starts with: it may have been changed since they were kept."""
+    if request.parts:
+        return len(members) == sum(part.nodes for part in request.parts)
+    least = request.nodes if request.min_nodes is None else max(1, request.min_nodes)
+    cards = request.per_node if request.shape != "cpu" else 0
+    return least <= len(members) <= request.nodes and all(len(one.takes) == cards for one in members)
 
 
 def _only_the_pool(tree: QuotaTree, check: LevelCheck) -> bool:

@@ -149,6 +149,7 @@ def _play(
         stuck=None if round_.explain else allocate.is_stuck,
         order=policy.order,
         user_use=round_.snapshot.user_use if policy.user_decay else None,
+        class_weights=policy.class_weights,
     )
     for request in line:
         if only is None or request.id in only:

@@ -319,8 +319,13 @@ class Policy:
     overdue_ms: int = 60_000
     nodes_told: int = 8
     windows_ahead_ms: int = 14 * 86_400_000
+    window_lead_ms: int = 600_000
+    """So long before a reserved window begins, what its request may take back is taken: more than the grace."""
     reclaim: bool = True
     """An owner below its guarantee takes back what others borrow."""
+    reclaim_patience_ms: int = 0
+    """An owner's new ask for one card, or a part of one, waits so long for work that ends by itself, as the first in
+    line, before others give way."""
     preempt: bool = True
     """Strictly higher priority displaces interruptible work of the same department."""
     preempt_equal: bool = False
@@ -344,6 +349,7 @@ class Policy:
     user_decay: bool = False
     order: Literal["guarantee", "tournament"] = "guarantee"
     class_weights: Mapping[str, int] = field(default_factory=dict)
+    """Within a department and a priority, classes of work with a higher weight come first; 1 where none is given."""
 
 
 @dataclass(frozen=True, slots=True)

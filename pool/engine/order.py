@@ -3,7 +3,8 @@
 Departments   from the root down, at each level: an ask within the guarantee first; then the higher band; then
               the smaller use against the guarantee (with the ask, within it) or the fair share (as it is,
               above it); last the older request, then the smaller id.
-Within one    priority, then decayed use per person (option), then age, then id.
+Within one    priority, then weight of the class of work (option), then decayed use per person (option), then
+              age, then id.
 Tournament    (option) at each level the branch that does not borrow with the ask included, then the one that
               reaches less far into what others own by its weight.
 Source: BEHAVIOUR 5 (Order of departments, Fair share); cases_fairshare.json, kind admission_order.
@@ -43,16 +44,17 @@ class Line:
         stuck: Callable[[Request], bool] | None = None,
         order: Literal["guarantee", "tournament"] = "guarantee",
         user_use: Mapping[int, int] | None = None,
+        class_weights: Mapping[str, int] | None = None,
     ) -> None:
         self.trees, self.shares, self.charge, self.stuck = trees, shares, charge, stuck
         self._level = _reach_key if order == "tournament" else self._guarantee_key
         self._levels: dict[tuple[str, int, int], tuple[int, Key]] = {}
-        use = user_use or {}
+        use, weights = user_use or {}, class_weights or {}
         queues: dict[int, list[Request]] = {}
         for request in requests:
             queues.setdefault(request.department_id, []).append(request)
         for queue in queues.values():
-            queue.sort(key=lambda request: within_department(request, use), reverse=True)
+            queue.sort(key=lambda request: within_department(request, use, weights), reverse=True)
         self.queues = queues
 
     def __iter__(self) -> Iterator[Request]:
@@ -120,10 +122,14 @@ def _reach_key(tree: QuotaTree, _flavour: str, step: NodeId, amount: int) -> Key
     return (1, 0, reach / node.weight) if node.weight else (2, 0, reach)
 
 
-def within_department(request: Request, use: Mapping[int, int] | None = None) -> tuple[int, int, int, int]:
-    """Order within a department: higher priority, less decayed use of the person, older, smaller id."""
+def within_department(
+    request: Request, use: Mapping[int, int] | None = None, weights: Mapping[str, int] | None = None
+) -> tuple[int, ...]:
+    """Order within a department: higher priority, higher weight of the class (1 where none is given), less decayed
+    use of the person, older, smaller id."""
     used = (use or {}).get(request.user_id, 0) if request.user_id is not None else 0
-    return (-request.priority, used, request.queued_at, request.id)
+    weight = (weights or {}).get(request.job_class, 1)
+    return (-request.priority, -weight, used, request.queued_at, request.id)
 
 
 Known = dict[str, tuple[Hashable, dict[NodeId, float]]]
@@ -170,12 +176,14 @@ def _shares(tree: QuotaTree, asked: Mapping[NodeId, int], capacity: int) -> dict
         parent = tree.nodes[node_id].parent
         if parent is not None:
             demand[parent] += demand[node_id]
+    alone = tree.roots[0] if len(tree.roots) == 1 else None
     claims = [
         Claim(
             id=node_id,
             parent=tree.nodes[node_id].parent,
             request=demand[node_id] + tree.counters[node_id].total,
-            deserved=tree.guarantee(node_id),
+            # The one root stands for all there is: what is out of order is lost to all below it by their shares.
+            deserved=min(tree.guarantee(node_id), capacity) if alone == node_id else tree.guarantee(node_id),
             limit=tree.nodes[node_id].hard_cap,
             weight=tree.nodes[node_id].weight,
             priority=tree.nodes[node_id].priority,

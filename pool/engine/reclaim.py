@@ -24,7 +24,7 @@ from typing import Any
 from pool.engine.fit import Need
 from pool.engine.loop_guard import clear_of_turn, may_displace
 from pool.engine.making_room import evictions, making_room, settle
-from pool.engine.model import EvictCause, Request
+from pool.engine.model import EvictCause, Policy, Request
 from pool.engine.round import Blocked, Round
 from pool.engine.victims import Bench, Candidate, Found, Search
 from pool.engine.world import smallest
@@ -32,6 +32,8 @@ from quotas.engine.ids import NodeId
 from quotas.engine.tree import QuotaTree
 
 Kind = tuple[Any, ...]
+CARD = 1000
+"""Milli-GPU of a whole card."""
 
 
 def run(round_: Round, bench: Bench, *, withdraw: bool) -> None:
@@ -39,7 +41,16 @@ def run(round_: Round, bench: Bench, *, withdraw: bool) -> None:
     plan stay."""
     if not round_.policy.reclaim and not round_.policy.rebalance:
         return
-    for_each_kind(round_, lambda *asked: reclaim(round_, bench, *asked, withdraw=withdraw))
+    for_each_kind(
+        round_,
+        lambda *asked: reclaim(round_, bench, *asked, withdraw=withdraw),
+        may=lambda request, need: round_.now - request.queued_at >= patience_ms(round_.policy, need),
+    )
+
+
+def patience_ms(policy: Policy, need: Need) -> int:
+    """How long an owner's new ask waits for what ends by itself: that is worth it where one card is enough."""
+    return policy.reclaim_patience_ms if need.charge_milli <= CARD else 0
 
 
 def for_each_kind(

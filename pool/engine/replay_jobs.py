@@ -100,20 +100,27 @@ class _Replay:
         self.pending: dict[int, Request] = {}
         self.running: dict[int, _Run] = {}
         self.ends: list[tuple[int, int, int]] = []
+        self.wakes: list[int] = []
+        """Moments at which the patience of somebody ends."""
         self.kept: tuple[Kept, ...] = ()
         self.starts = 0
         self.outcome = Outcome()
 
     def play(self) -> Outcome:
         arriving = 0
-        while arriving < len(self.jobs) or self.ends:
-            now = min(
-                self.jobs[arriving].submitted if arriving < len(self.jobs) else self.ends[0][0],
-                self.ends[0][0] if self.ends else self.jobs[arriving].submitted,
-            )
+        while arriving < len(self.jobs) or self.ends or (self.wakes and self.pending):
+            moments = [self.jobs[arriving].submitted] if arriving < len(self.jobs) else []
+            moments += [self.ends[0][0]] if self.ends else []
+            moments += [self.wakes[0]] if self.wakes else []
+            now = min(moments)
             changed = self._finish_due(now)
+            while self.wakes and self.wakes[0] <= now:
+                heapq.heappop(self.wakes)
+                changed = True
             while arriving < len(self.jobs) and self.jobs[arriving].submitted <= now:
                 self.pending[arriving] = self._request(arriving)
+                if self.policy.reclaim_patience_ms and self.jobs[arriving].gpus <= 1:
+                    heapq.heappush(self.wakes, now + self.policy.reclaim_patience_ms)
                 arriving += 1
                 changed = True
             while changed and self.pending:

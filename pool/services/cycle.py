@@ -231,7 +231,7 @@ def _round_of(
     if only is None:
         planner.whole_at, planner.pressed = at, False
         planner.whole_took_s = time.monotonic() - began
-        planner.next_moment = _next_moment(plan, to_ms(at))
+        planner.next_moment = _next_moment(plan, snapshot, policy, to_ms(at))
     else:
         planner.pressed = planner.pressed or bool(plan.waiting) and (policy.reclaim or policy.preempt)
     if failed:
@@ -321,9 +321,16 @@ def _refused(place: Place, refusal: str) -> Waiting:
     )
 
 
-def _next_moment(plan: Plan, at_ms: int) -> int | None:
-    """The first moment that the plan waits for: a promise or a kept place falls due."""
+def _next_moment(plan: Plan, snapshot: Snapshot, policy: Policy, at_ms: int) -> int | None:
+    """The first moment that the plan waits for: a promise or a kept place falls due, borrowers have to leave for a
+    reserved window, an owner's patience ends.
+    """
     moments = [one.start_at for one in plan.reserves] + [one.until for one in plan.keeps]
+    for one in snapshot.pending:
+        if one.start_at is not None and one.start_at > at_ms:
+            moments.append(one.start_at - policy.window_lead_ms)
+        elif policy.reclaim_patience_ms:
+            moments.append(one.queued_at + policy.reclaim_patience_ms)
     return min((one for one in moments if one > at_ms), default=None)
 
 

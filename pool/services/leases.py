@@ -5,9 +5,10 @@ Each lease has its spans (the database forbids an overlap), and a usage span in 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 
+from django.db import connection
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange, NumericRange
 from django.db.models import F, Func, Sum, Value
 from django.utils.translation import gettext_lazy as _
@@ -21,6 +22,10 @@ from quotas.models import UsageSpan
 from quotas.services.ledger import usage_span_close, usage_spans_open
 
 CARD_MILLI = 1000
+ENDED_LATER = """
+SELECT gpu_id, max(upper(during)) FROM pool_leasespan
+ WHERE gpu_id = ANY(%s) AND during && tstzrange(%s, NULL) AND NOT upper_inf(during) GROUP BY gpu_id
+"""
 
 
 def leases_open(
@@ -31,7 +36,8 @@ def leases_open(
     Conflict `gpu_overcharged` where charges or memory on a card would pass the card. An overlap of spans is
     the database's to refuse (IntegrityError).
     """
-    made, spans = leases_build(allocation=allocation, members=members, gpus=gpus, at=at)
+    ended = ended_later(gpus, at)
+    made, spans = leases_build(allocation=allocation, members=members, gpus=gpus, at=at, ended=ended)
     full = Charges({lease.gpu_id for lease in made}).take(made)
     if full is not None:
         raise Conflict(
@@ -44,13 +50,21 @@ def leases_open(
 
 
 def leases_build(
-    *, allocation: Allocation, members: Iterable[Member], gpus: dict[int, Gpu], at: datetime
+    *,
+    allocation: Allocation,
+    members: Iterable[Member],
+    gpus: dict[int, Gpu],
+    at: datetime,
+    ended: Mapping[int, datetime],
 ) -> tuple[list[Lease], list[LeaseSpan]]:
-    """The leases of a placement and their spans, not written yet."""
+    """The leases of a placement and their spans, not written yet. ``ended``: cards whose last lease ended after ``at``
+    (the clock was put back since): a lease there begins when that one ended.
+    """
     made: list[Lease] = []
     spans: list[LeaseSpan] = []
     for member in members:
         for take in member.takes:
+            begins = max(at, ended.get(take.gpu_id, at))
             lease = Lease(
                 allocation=allocation,
                 member=member.number,
@@ -58,7 +72,7 @@ def leases_build(
                 mig_slice_id=take.slice_id,
                 charge=take.charge_milli,
                 memory_mib=take.memory_mib,
-                started_at=at,
+                started_at=begins,
             )
             made.append(lease)
             spans.extend(
@@ -66,11 +80,18 @@ def leases_build(
                     lease=lease,
                     gpu_id=take.gpu_id,
                     span=NumericRange(low, high),
-                    during=DateTimeTZRange(at, None),
+                    during=DateTimeTZRange(begins, None),
                 )
                 for low, high in take.spans
             )
     return made, spans
+
+
+def ended_later(gpu_ids: Collection[int], at: datetime) -> dict[int, datetime]:
+    """Of some cards those with a lease that ended after ``at``, and when; none, unless the clock was put back."""
+    with connection.cursor() as cursor:
+        cursor.execute(ENDED_LATER, [list(gpu_ids), at])
+        return dict(cursor.fetchall())
 
 
 class Charges:

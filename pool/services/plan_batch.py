@@ -29,7 +29,7 @@ from pool.models import (
     QueueEntry,
     SchedulerCycle,
 )
-from pool.services.leases import Charges, leases_build, leases_write
+from pool.services.leases import Charges, ended_later, leases_build, leases_write
 from pool.services.plan_apply import (
     SCHEDULER,
     Applied,
@@ -67,6 +67,7 @@ class _Batch:
     gpus: dict[int, Gpu]
     nodes: dict[int, Node]
     charges: Charges
+    ended: dict[int, datetime]
     taken: list[tuple[Place, Allocation]] = field(default_factory=list)
     leases: list[Lease] = field(default_factory=list)
     spans: list[LeaseSpan] = field(default_factory=list)
@@ -131,8 +132,9 @@ def _apply(
     requests = requests_lock(asked)
     cards = [take.gpu_id for place in places for member in place.members for take in member.takes]
     gpus = gpus_lock(cards)
+    at = now()
     batch = _Batch(
-        at=now(),
+        at=at,
         cycle=cycle,
         actor=actor,
         book=book,
@@ -141,6 +143,7 @@ def _apply(
         gpus=gpus,
         nodes=Node.objects.in_bulk({member.node_id for place in places for member in place.members}),
         charges=Charges(list(gpus)),
+        ended=ended_later(gpus, at),
     )
     answers = [_judge(batch, place, departments[place.request_id], flavour_ids) for place in places]
     if batch.taken:
@@ -158,7 +161,9 @@ def _judge(batch: _Batch, place: Place, department_id: int, flavour_ids: Mapping
         return Applied(place.request_id, None, refusal)
     request = batch.requests[place.request_id]
     allocation = allocation_build(place, request, flavour_id, batch.at, batch.cycle)
-    leases, spans = leases_build(allocation=allocation, members=place.members, gpus=batch.gpus, at=batch.at)
+    leases, spans = leases_build(
+        allocation=allocation, members=place.members, gpus=batch.gpus, at=batch.at, ended=batch.ended
+    )
     # Counts what it lets pass, so it comes last: nothing refuses after it.
     if batch.charges.take(leases) is not None:
         return Applied(place.request_id, None, "gpu_overcharged")

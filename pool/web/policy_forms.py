@@ -38,7 +38,15 @@ WORDS: dict[str, tuple[Any, Any]] = {
     "max_reservations": (_("Promises at once"), _("So many blocked requests have their places kept.")),
     "overdue_ms": (_("Overdue work counts as free after"), ""),
     "windows_ahead_ms": (_("Reserved windows are kept so long ahead"), ""),
+    "window_lead_ms": (
+        _("Borrowers leave so long before a reserved window"),
+        _("Longer than their notice, or the window begins late."),
+    ),
     "reclaim": (_("Owners take back their guarantee"), ""),
+    "reclaim_patience_ms": (
+        _("Owners wait so long for a card that comes free by itself"),
+        _("Asks for one card at most; then others give way."),
+    ),
     "preempt": (_("More important work displaces"), _("Within a department, strictly higher priority only.")),
     "preempt_equal": (_("Also equal priority displaces"), ""),
     "rebalance": (_("Borrowers displace each other"), _("For fairness between those above their guarantee.")),

@@ -15,6 +15,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from pool.engine.model import Policy
 from pool.engine.replay_jobs import Job, Outcome, replay
 from pool.engine.replay_nodes import Decision, TraceError, history_mix, read_nodes, read_tasks, replay_nodes
 from portal.kernel.units import MS_PER_SECOND
@@ -23,6 +24,8 @@ NODE_COLUMNS = ("node_id", "cpu_milli", "memory_mib", "gpu", "model")
 TASK_COLUMNS = ("task_id", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec")
 JOB_COLUMNS = ("job_id", "submit_time", "duration", "gpu_num", "vc")
 QUOTA_COLUMNS = ("vc", "nominal_gpus")
+PATIENCE_S = 30
+"""Half a minute without a card is less harm than stopping work that is done with it just then."""
 MS_PER_GPU_HOUR = 3600 * MS_PER_SECOND
 
 Row = dict[str, str]
@@ -41,6 +44,13 @@ class Command(BaseCommand):
         )
         parser.add_argument("--jobs", help="CSV: job_id,submit_time,duration,gpu_num,vc (seconds)")
         parser.add_argument("--quotas", help="CSV: vc,nominal_gpus")
+        parser.add_argument(
+            "--patience",
+            type=int,
+            default=PATIENCE_S,
+            metavar="SECONDS",
+            help="so long owners wait for one card to come free by itself (the policy's switch, %(default)s here)",
+        )
         parser.add_argument("--out", required=True, help="the CSV file to write")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -94,13 +104,15 @@ def _replay_jobs(options: dict[str, Any]) -> dict[str, Any]:
         for row in _rows(options["jobs"], JOB_COLUMNS)
     ]
     quotas = {row["vc"]: _whole(row, "nominal_gpus") for row in _rows(options["quotas"], QUOTA_COLUMNS)}
-    outcome: Outcome = replay(jobs, quotas)
+    patience_ms = options["patience"] * MS_PER_SECOND
+    outcome: Outcome = replay(jobs, quotas, Policy(reclaim_patience_ms=patience_ms))
     rows = ((_seconds(event.at), event.job, event.kind) for event in outcome.events)
     _write(options["out"], ("t", "job_id", "event"), rows)
     return {
         "jobs": len(jobs),
         "cycles": outcome.cycles,
         "preemptions": outcome.preemptions,
+        "patience_s": options["patience"],
         "lost_gpu_hours": round(outcome.lost_gpu_ms / MS_PER_GPU_HOUR, 3),
     }
 

@@ -384,6 +384,18 @@ def test_versions() -> None:
     assert (WHOLE, version_of("535") < version_of("535.1")) == ((0, 1000), True)
 
 
+class TestClasses:
+    def test_within_a_department_and_priority_the_weightier_class_comes_first(self) -> None:
+        pending = [
+            ask(1, 8), ask(2, 8, job_class="interactive"), ask(3, 8, priority=60), ask(4, 8, job_class="inference"),
+        ]  # fmt: skip
+        line = decide(
+            pool([node(1, 4)], pending), Policy(class_weights={"interactive": 3, "inference": 0}), NOW
+        )
+        assert [one.request_id for one in line.waiting] == [3, 2, 1, 4]
+        assert [one.request_id for one in plan(pool([node(1, 4)], pending)).waiting] == [3, 1, 2, 4]
+
+
 class TestWindows:
     """Work that is to start later keeps its places against those that stand behind it."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pool.engine.model import Policy
 from pool.engine.replay_jobs import Event, Job, replay
 
 S = 1000
@@ -28,6 +29,32 @@ def test_a_borrower_gives_way_to_an_owner_and_goes_on_where_it_stopped() -> None
         Event(121 * S, "more", "finish"),
     ]
     assert (outcome.preemptions, outcome.lost_gpu_ms) == (1, 4 * 9 * S)
+
+
+def test_an_owner_waits_a_moment_for_one_card_and_displaces_nobody_where_one_comes_free() -> None:
+    jobs = [
+        Job("soon", 0, 15 * S, 1, "b"),
+        Job("long", 0, 90 * S, 1, "b"),
+        Job("mine", 10 * S, 5 * S, 1, "a"),
+        Job("again", 30 * S, 5 * S, 1, "a"),
+        Job("fill", 2 * S, 100 * S, 1, "b"),
+    ]
+    outcome = replay(jobs, {"a": 1, "b": 1}, Policy(reclaim_patience_ms=8 * S))
+    assert outcome.events == [
+        Event(0, "long", "start"),
+        Event(0, "soon", "start"),
+        Event(15 * S, "soon", "finish"),
+        Event(15 * S, "mine", "start"),  # the card that comes free is the owner's, though others came before
+        Event(20 * S, "mine", "finish"),
+        Event(20 * S, "fill", "start"),
+        Event(38 * S, "fill", "preempt"),  # nothing came free in 8 s
+        Event(38 * S, "again", "start"),
+        Event(43 * S, "again", "finish"),
+        Event(43 * S, "fill", "start"),
+        Event(90 * S, "long", "finish"),
+        Event(125 * S, "fill", "finish"),
+    ]
+    assert replay(jobs, {"a": 1, "b": 1}).preemptions == 2
 
 
 def test_beyond_its_guarantee_nobody_is_displaced() -> None:

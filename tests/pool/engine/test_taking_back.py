@@ -196,6 +196,43 @@ class TestKept:
         assert plan(replace(absent, kept=(kept,))).places == ()
         assert [p.request_id for p in plan(replace(absent, kept=(replace(kept, until=NOW),))).places] == [2]
 
+    def test_an_owner_is_patient_for_one_card_alone(self) -> None:
+        lent = [held(1, range(8))]
+        for cards, since, taken in ((1, NOW - 1, []), (1, NOW - 30_000, [1]), (2, NOW, [1])):
+            asked = [ask(1, cards, department_id=OWNER, queued_at=since)]
+            assert gone(plan(world(asked, lent), reclaim_patience_ms=30_000)) == taken
+
+    def test_places_that_are_not_as_many_as_it_takes_now_are_let_go(self) -> None:
+        """Kept for two cards; the request asks for four of them, or for two nodes, meanwhile."""
+        kept = Kept(1, held(1, range(2)).members, NOW + HOUR)
+        for changed in (ask(1, 4, department_id=OWNER), ask(1, 2, department_id=OWNER, nodes=2)):
+            both = world([changed], [], node(1), node(2), guarantees={OWNER: 8}, kept=(kept,))
+            (place,) = plan(both).places
+            assert sum(len(member.takes) for member in place.members) == changed.per_node * changed.nodes
+            assert len(place.members) == changed.nodes
+
+    def test_borrowers_are_gone_when_a_reserved_window_begins(self) -> None:
+        lent = [held(1, range(8))]
+        later = plan(world([ask(1, 4, department_id=OWNER, start_at=NOW + HOUR)], lent))
+        assert (later.evicts, later.keeps) == ((), ())
+        assert later.waiting[0].figures == {"start_at": NOW + HOUR, "kept": False}
+        soon = [ask(1, 4, department_id=OWNER, start_at=NOW + HOUR // 6)]
+        before = plan(world(soon, lent))
+        assert gone(before) == [1]
+        assert [kept.request_id for kept in before.keeps] == [1]
+        free = world(soon, [], kept=before.keeps)
+        waits = plan(world(soon, [held(1, range(8), ending=True)], kept=before.keeps))
+        assert (waits.places, waits.evicts) == ((), ())
+        assert plan(free).places == ()
+        (place,) = decide(free, Policy(), NOW + HOUR // 6).places
+        assert place.members == before.keeps[0].members
+
+    def test_a_window_that_borrowers_leave_by_themselves_takes_nothing_back(self) -> None:
+        window = ask(1, 8, department_id=OWNER, start_at=NOW + HOUR // 6)
+        ends = [replace(one, ends_at=NOW + HOUR // 12) for one in [held(1, range(8))]]
+        result = plan(world([window], ends))
+        assert (result.evicts, [one.start_at for one in result.reserves]) == ((), [NOW + HOUR // 6])
+
 
 class TestPreempt:
     def test_strictly_more_important_work_of_the_same_department(self) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from datetime import UTC, datetime, timedelta
+from unittest.mock import patch
 
 import pytest
 from django.db import IntegrityError, connection
@@ -17,8 +18,10 @@ from pool.models import Allocation, Lease, Node, QueueEntry, SchedulerCycle
 from pool.services import cycle as cycles
 from pool.services import plan_batch
 from pool.services.cycle import planner_reset, schedule_cycle
+from pool.services.stopping import stop
 from portal.accounts.models import Department
 from portal.kernel.clock import set_clock
+from portal.ops.actor import system
 from quotas.models import CapacityRequest, QuotaUsage, UsageSpan
 from quotas.services.usage import usage_recompute
 from tests.database import database_url
@@ -183,6 +186,31 @@ def test_a_batch_that_the_database_refuses_is_tried_one_by_one(team, h800, monke
     assert set(Allocation.objects.values_list("request_id", flat=True)) == {one.pk for one in requests}
     assert QuotaUsage.objects.get(department=team).direct == 3000
     assert Lease.objects.count() == UsageSpan.objects.count() == 3
+
+
+def test_a_card_whose_last_lease_ended_in_the_future_is_held_from_then_on(team, h800):
+    """The clock was an hour ahead when a lease ended there and was put back since: one batch places all the same."""
+    node = pool.node(h800, 2)
+    build.limits(team, h800, 8)
+    first = pool.queued(team, h800, 1, queued_at=T)
+    with set_clock(T + timedelta(hours=1)), patch("pool.tasks.start_allocation.apply_async"):
+        assert len(schedule_cycle().placed) == 1
+    then = T + timedelta(hours=2)
+    with set_clock(then):
+        stop(acting_user=system("test"), allocation_id=Allocation.objects.get().pk, cause="released")
+    assert (Allocation.objects.get().state, Lease.objects.get().ended_at) == ("ended", then)
+    used = Lease.objects.get().gpu_id
+    again = pool.queued(team, h800, 2, queued_at=T)
+    with set_clock(T):
+        result = schedule_cycle()
+    assert (len(result.placed), result.refused) == (1, 0)
+    began = dict(Lease.objects.filter(ended_at=None).values_list("gpu_id", "started_at"))
+    assert began == {card.pk: then if card.pk == used else T for card in node.gpus.all()}
+    assert {one.key: one.started_at for one in UsageSpan.objects.filter(request=again)} == {
+        one.uid: one.started_at for one in Lease.objects.filter(ended_at=None)
+    }
+    first.refresh_from_db()
+    assert first.state == "ended"
 
 
 def test_a_clock_that_jumps_neither_stops_nor_doubles_anything(team, h800):

@@ -77,7 +77,7 @@ def test_the_policy_goes_from_form_to_force_on_pages(house, django_assert_max_nu
         "max_searches": "512", "keep_for_preemptor_ms": "900",
         "displace_margin_permille": "10", "evictions_back_off": "3", "back_off_ms": "3600",
         "estimate_slack_permille": "25", "estimate_min_slack_ms": "600", "nodes_told": "8",
-        "class_weights_training": "2",
+        "class_weights_training": "2", "window_lead_ms": "600", "reclaim_patience_ms": "0",
     }  # fmt: skip
     wrong = client.post("/scheduler/policy/new/", {**values, "max_reservations": "many"})
     assert wrong.status_code == 400
