@@ -33,11 +33,11 @@ from portal.ops.actor import Actor
 from portal.ops.outbox import load_celery
 from portal.ops.services import audit_record
 from quotas.selectors import line_rows
+from quotas.selectors.about import about
 from quotas.selectors.focus import COLUMNS, focus_rows
 from quotas.selectors.money import PARAMS, Lines, line_filter
 from quotas.selectors.month_report import ledger_mark
 from quotas.selectors.running import one_look
-from quotas.web.money.common import about
 
 KEPT = timedelta(days=7)
 DEAD = timedelta(minutes=5)

@@ -175,3 +175,19 @@ def stopped_roots(tree: DepartmentTree | None = None) -> frozenset[int]:
         return frozenset()
     states = budget_states(budgets, tree or DepartmentTree.load())
     return frozenset(state.budget.department_id for state in states if state.used_up)
+
+
+def stopping_budget(department_id: int, tree: DepartmentTree) -> Budget | None:
+    """The used-up budget that keeps a department from starting anything new above its guarantee: its own or the
+    nearest one above it; None where none does. One query where no budget stops.
+    """
+    above = tree.ancestors(department_id)
+    budgets = [
+        budget
+        for budget in budgets_in_force(local_day(now(), billing_zone())).filter(stops=True)
+        if budget.department_id in above
+    ]
+    if not budgets:
+        return None
+    found = [state.budget for state in budget_states(budgets, tree) if state.used_up]
+    return max(found, key=lambda budget: (above.index(budget.department_id), -budget.pk), default=None)

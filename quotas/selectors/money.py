@@ -18,7 +18,7 @@ from django.db.models import Q, QuerySet, Value
 from django.utils.translation import gettext_lazy as _
 
 from portal.accounts.models import User
-from portal.accounts.policy import Policy
+from portal.accounts.policy import Policy, Scope
 from portal.kernel.clock import now
 from portal.kernel.errors import Invalid, NotFound
 from quotas.models import GpuFlavour, LedgerEntry, LedgerSum, UsageSpan
@@ -220,12 +220,15 @@ class Lines:
         # The month before has a running part until its last day is booked.
         if chosen.month not in {None, present, previous_month(present)}:
             return []
-        return [row for row in look.cuts if self._shows(row)]
+        scope, reader = self.policy.reads_money, self.policy.user.pk
+        if scope.everything and chosen == LineFilter(month=chosen.month):
+            return [row for row in look.cuts if chosen.month in {None, first_of_month(row.cut.day)}]
+        return [row for row in look.cuts if self._shows(row, scope, reader)]
 
-    def _shows(self, row: RunningCut) -> bool:
-        chosen, scope = self.filter, self.policy.reads_money
+    def _shows(self, row: RunningCut, scope: Scope, reader: int) -> bool:
+        chosen = self.filter
         return (
-            (row.department_id in scope or row.user_id == self.policy.user.pk)
+            (row.department_id in scope or row.user_id == reader)
             and (self._departments is None or row.department_id in self._departments)
             and (chosen.user is None or row.user_id == chosen.user.pk)
             and (chosen.flavour is None or row.flavour_id == chosen.flavour.pk)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import date, datetime
+from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
@@ -11,10 +11,10 @@ from django import template
 from django.conf import settings
 from django.http import QueryDict
 from django.urls import NoReverseMatch, reverse
-from django.utils import formats, translation
 
 from portal.kernel.units import MS_PER_HOUR
 from quotas.selectors.billing_time import billing_zone
+from quotas.selectors.month_words import month_name
 
 register = template.Library()
 MINUS, DASH = "\u2212", "\u2013"
@@ -72,12 +72,7 @@ def rate(micro: int | None) -> str:
     return DASH if micro is None else exact(micro)
 
 
-@register.filter
-def month_name(month: date) -> str:
-    """``June 2026`` / ``2026年6月``."""
-    if (translation.get_language() or "").startswith("zh"):
-        return f"{month.year}年{month.month}月"
-    return formats.date_format(month, "F Y")
+register.filter(month_name)
 
 
 @register.filter

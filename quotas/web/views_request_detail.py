@@ -24,6 +24,7 @@ from portal.ops.actor import actor_of
 from quotas.engine.recurrence import total_seconds
 from quotas.models import CapacityRequest
 from quotas.selectors.approvers import Deciders
+from quotas.selectors.budgets import stopping_budget
 from quotas.selectors.fit import assess
 from quotas.selectors.requests import flavour_names, quota_bar
 from quotas.selectors.series import progress_of
@@ -96,6 +97,7 @@ def request_detail(request: HttpRequest, uid: uuid.UUID) -> HttpResponse:
         "after": after_rows(row) if row.waits else [],  # type: ignore[attr-defined]
         "places": place_rows(row),
         "can_unhold": own and row.held in ("dependency", "failed") and row.state == S.QUEUED,
+        "budget_stop": stopping_budget(row.department_id, policy.tree) if row.state == S.QUEUED else None,
         "can_renew": own and row.is_service and row.head_id is None and row.state in RENEWABLE,
         "latest_review": local_input(_latest_review(row)),
         **(_series(request, row) if row.series else {}),

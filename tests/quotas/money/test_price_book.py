@@ -172,7 +172,7 @@ def test_a_file_is_taken_as_a_whole_and_the_own_export_changes_nothing(w: World)
         assert made.during.lower == at("2026-07-01T00:00")
         client = Client()
         client.force_login(fin.user)
-        export = b"".join(client.get(reverse("quotas:prices-file"), {"for": "machines"}).streaming_content)
+        export = client.get(reverse("quotas:prices-file"), {"for": "machines"}).content
         again = prices_import(acting_user=fin, file=export)
         assert [row.new for row in again] == [False] * 5 and PriceRate.objects.count() == 5
 
