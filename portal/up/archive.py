@@ -115,10 +115,11 @@ def backup(file: Path, root: Path, *, demo: bool) -> int:
             if demo
             else f"{root} holds only a demo; add --demo to back that up."
         )
-    with (
-        tempfile.TemporaryDirectory(dir=file.parent, prefix=".backup-") as scratch,
-        _server(layout, start=False) as server,
-    ):
+    try:
+        folder = tempfile.TemporaryDirectory(dir=file.parent, prefix=".backup-")
+    except OSError as error:
+        raise UpError(f"{file.parent} cannot be written: {error.strerror}.") from error
+    with folder as scratch, _server(layout, start=False) as server:
         dump = Path(scratch) / "database.dump"
         migrations = [
             line.split("|")

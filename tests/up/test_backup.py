@@ -86,6 +86,10 @@ def test_backup_of_nothing(tmp_path: Path) -> None:
     answer = _manage("backup", str(tmp_path / "b"), "--data", str(tmp_path / "none"))
     assert answer.returncode != 0 and "no installation" in answer.stderr
     assert not (tmp_path / "b").exists() and not (tmp_path / "none").exists()
+    closed = _manage("backup", "/proc/b", "--data", str(tmp_path / "none"))
+    assert (
+        closed.returncode != 0 and "cannot be written" in closed.stderr and "Traceback" not in closed.stderr
+    )
 
 
 def test_backup_of_a_folder_with_only_a_demo_and_of_one_without(tmp_path: Path) -> None:
