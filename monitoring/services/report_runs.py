@@ -26,6 +26,9 @@ from quotas.engine.billing import day_start, local_day
 from quotas.selectors.billing_time import billing_zone, first_of_month, next_month
 from quotas.selectors.running import one_look
 
+LOOK = ("sort", "hide")
+"""How a report's table is shown: kept with a saved question, of no account for its figures."""
+
 SEND_AT = timedelta(hours=3)
 """So long after local midnight scheduled reports are sent: the day before is booked and summed then."""
 
@@ -36,9 +39,9 @@ def may_read(kind: Kind, policy: Policy) -> None:
         policy.require(policy.reads_money.everything)
 
 
-def clean_params(params: Mapping[str, Any]) -> dict[str, str]:
-    """Only what reports know, without what is empty."""
-    return {name: str(params[name]) for name in PARAMS if params.get(name)}
+def clean_params(params: Mapping[str, Any], more: Sequence[str] = ()) -> dict[str, str]:
+    """Only what reports know, without what is empty. `more`: what a saved question keeps of its look."""
+    return {name: str(params[name])[:500] for name in (*PARAMS, *more) if params.get(name)}
 
 
 def report_run(*, acting_user: Actor, kind: Kind, ask: Ask, saved: SavedReport | None = None) -> ReportRun:
@@ -103,7 +106,7 @@ def report_save(
     asked, Conflict for a name that is taken.
     """
     may_read(kind, policy)
-    wanted = clean_params(params)
+    wanted = clean_params(params, LOOK)
     ask_from(kind, wanted, policy)
     name = name.strip()
     if not name:

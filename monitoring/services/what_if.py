@@ -33,6 +33,9 @@ DEAD = timedelta(minutes=2)
 """Without a sign of life for so long, a question's worker is taken for dead. It gives one every few seconds."""
 
 OPEN = (Scenario.State.QUEUED, Scenario.State.RUNNING)
+TRIES = 3
+"""So often a question is taken up whose workers died."""
+
 AT_ONCE = 3
 """Open questions of one person."""
 
@@ -136,7 +139,13 @@ def scenario_play(*, scenario_id: int) -> bool:
     if not taken:
         return False
     scenario = Scenario.objects.select_related("owner").get(pk=scenario_id)
-    began = now()
+    began, tries = now(), int(scenario.result.get("tries", 0)) + 1
+    if tries > TRIES:
+        _open(scenario_id).update(
+            state=Scenario.State.FAILED, error_code="play_failed", result={}, updated_at=now()
+        )
+        return False
+    _open(scenario_id).update(result={"tries": tries})
     try:
         result = Answerer(
             scenario.params,
@@ -145,8 +154,9 @@ def scenario_play(*, scenario_id: int) -> bool:
             told=lambda done, total: _beat(scenario_id, done, total),
         ).answer()
     except (PlayFailed, Invalid) as error:
-        code = error.code
-        _open(scenario_id).update(state=Scenario.State.FAILED, error_code=code, updated_at=now())
+        _open(scenario_id).update(
+            state=Scenario.State.FAILED, error_code=error.code, result={}, updated_at=now()
+        )
         return False
     with transaction.atomic():
         written = _open(scenario_id).update(

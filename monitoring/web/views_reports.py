@@ -25,6 +25,7 @@ from monitoring.selectors.reports.runs import run_for
 from monitoring.services.report_runs import clean_params, may_read, report_forget, report_run, report_save
 from monitoring.web.report_figures import part_rows
 from monitoring.web.report_files import file_of
+from monitoring.web.report_look import LOOK, Look
 from portal.accounts.middleware import policy_of_request
 from portal.kernel.errors import DomainError, Invalid, NotFound
 from portal.ops.actor import actor_of
@@ -32,7 +33,9 @@ from quotas.selectors.billing_time import billing_zone
 from quotas.selectors.money import book_state
 from quotas.selectors.running import one_look
 
-KNOWN = frozenset({"period", "from", "to", "by", "department", "flavour", "user", "site", "page", "format"})
+KNOWN = frozenset(
+    {"period", "from", "to", "by", "department", "flavour", "user", "site", "page", "format", *LOOK}
+)
 
 
 def _ask(request: HttpRequest, code: str) -> tuple[Kind, Ask]:
@@ -82,16 +85,17 @@ def report(request: HttpRequest, code: str) -> HttpResponse:
     books = book_state()
     content = content_of(kind, ask, answer, mark=books.mark)
     main = answer.tables[0]
+    look = Look.read(request.GET, main)
+    shown = look.table(main)
     context: dict[str, Any] = {
         "kind": kind,
         "ask": ask,
         "answer": answer,
         "content": content,
-        "main": main,
-        "page": Paginator(
-            list(zip(answer.tables[0].rows, answer.tables[0].params, strict=True)), 50
-        ).get_page(request.GET.get("page")),
-        "total": main.total(),
+        "main": shown,
+        "columns": look.choices(main, request.GET),
+        "page": Paginator(shown.linked, 50).get_page(request.GET.get("page")),
+        "total": shown.total(),
         "more": [(table, table.total()) for table in answer.tables[1:]],
         "period": period_text(ask.period),
         "filter": filter_text(ask),
@@ -106,7 +110,7 @@ def report(request: HttpRequest, code: str) -> HttpResponse:
         "zone": billing_zone().key,
         "every": [(value, label) for value, label in SavedReport.Every.choices],
         "may_share": bool(ask.policy.reads_money),
-        "params": clean_params(request.GET.dict()),
+        "params": {**clean_params(request.GET.dict()), **look.params()},
         "api": f"GET /api/v1/reports/{kind.code}/?{urlencode(clean_params(request.GET.dict()))}".rstrip("?"),
     }
     return render(request, "monitoring/reports/report.html", context)
@@ -148,6 +152,22 @@ def report_waste_card(request: HttpRequest) -> HttpResponse:
 @login_required
 @require_safe
 @one_look()
+def report_coverage(request: HttpRequest) -> HttpResponse:
+    """``/reports/coverage/?period=2026-05``: for the month close: how much of what was held was seen."""
+    answer = KINDS["utilization"].make(
+        ask_from(KINDS["utilization"], clean_params(request.GET.dict()), policy_of_request(request))
+    )
+    context = {
+        "coverage": coverage_text(answer.covered) if answer.covered and answer.covered[1] else "",
+        "full": answer.covered is not None and answer.covered[0] == answer.covered[1],
+        "period": request.GET.get("period", ""),
+    }
+    return render(request, "monitoring/reports/_coverage.html", context)
+
+
+@login_required
+@require_safe
+@one_look()
 def report_file(request: HttpRequest, code: str) -> HttpResponse:
     """``/reports/<kind>/file/?format=people|machines|xlsx|pdf`` with the page's filter."""
     kind, ask = _ask(request, code)
@@ -172,7 +192,7 @@ def report_keep(request: HttpRequest, code: str) -> HttpResponse:
 def report_save_view(request: HttpRequest, code: str) -> HttpResponse:
     """POST: keep the question under a name, shared or sent on request."""
     kind = kind_of(code)
-    params = clean_params(request.POST.dict())
+    params = clean_params(request.POST.dict(), LOOK)
     back = f"{reverse('monitoring:report', args=[code])}?{urlencode(params)}"
     try:
         report_save(

@@ -31,7 +31,7 @@ class _Shared(forms.Form):
     name = forms.CharField(label=_("Question"), max_length=120)
     policy = forms.ChoiceField(label=pgettext_lazy("scheduler", "Policy"), required=False)
     borrowing = forms.ChoiceField(
-        label=_("Borrowing"),
+        label=pgettext_lazy("what-if", "Borrowing"),
         required=False,
         choices=[("", _("as it was")), ("none", _("nobody above the guarantee"))],
     )

@@ -6,12 +6,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
 from typing import Any
 
 import structlog
 from django.db import OperationalError
 
+from monitoring.models import BuiltDay, CardSpan
+from monitoring.services.card_states import card_states_sweep
+from monitoring.services.day_sums import days_sum
 from portal.accounts.models import User
 from portal.demo import cast
 from portal.demo.first import anchor, ask, is_seeded
@@ -24,8 +27,9 @@ from portal.kernel.errors import DomainError
 from portal.kernel.locks import try_advisory_lock
 from portal.ops.actor import Actor
 from portal.ops.services import task_run
+from quotas.engine.billing import day_start, local_day
 from quotas.models import CapacityRequest, GpuFlavour, LedgerMonth
-from quotas.selectors.billing_time import month_of, next_month, previous_month
+from quotas.selectors.billing_time import billing_zone, month_of, next_month, previous_month
 from quotas.services.ledger import ledger_accrue
 from quotas.services.months import month_close
 from quotas.tasks_money import reconcile_books
@@ -81,10 +85,36 @@ def _fill(say: Callable[[str], Any], facts: dict[str, Any]) -> bool:
     refused = _lives(missing, begun, say)
     facts["refused"] = dict(refused)
     ledger_accrue()
+    _fleet_past(begun)
     _close_months(begun)
     reconcile_books()
     waste()
     return True
+
+
+def _fleet_past(begun: datetime) -> None:
+    """The fleet stood there all the time: the states of its cards, and the sums of days that reports read."""
+    card_states_sweep()
+    zone = billing_zone()
+    first = day_start(local_day(begun - timedelta(days=cast.DAYS), zone), zone)
+    known = set(CardSpan.objects.filter(started_at__lte=first).values_list("gpu_id", flat=True))
+    earliest: dict[int, CardSpan] = {}
+    for span in CardSpan.objects.exclude(gpu_id__in=known).order_by("started_at"):
+        earliest.setdefault(span.gpu_id, span)
+    CardSpan.objects.bulk_create(
+        CardSpan(
+            gpu_id=span.gpu_id,
+            state=CardSpan.State.OK,
+            flavour_id=span.flavour_id,
+            site_code=span.site_code,
+            node_name=span.node_name,
+            started_at=first,
+            ended_at=span.started_at,
+        )
+        for span in earliest.values()
+    )
+    BuiltDay.objects.filter(local_day__lt=local_day(now(), zone)).delete()
+    days_sum(limit=cast.DAYS + 2)
 
 
 def _running_now() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
+from monitoring.models import Scenario
+from monitoring.services.what_if_sides import Answerer
 from quotas.models import LedgerEntry
 from quotas.tasks_money import reconcile_books
 from tests.browser.conftest import Complaints, Server, overflow, sign_in
@@ -41,6 +44,26 @@ def lab(server: Server) -> World:
     return w
 
 
+def answered(user: Any) -> Scenario:
+    """A what-if about a small recorded workload, with its answer."""
+    jobs = ["job_id,submit_time,duration,gpu_num,vc"]
+    jobs += [
+        f"j{n},{600 * n},{7200 + 900 * (n % 5)},{1 + n % 3},{('视频生成', 'search')[n % 2]}"
+        for n in range(40)
+    ]
+    params = {
+        "source": "trace",
+        "price": 16_000_000,
+        "changes": {"switches": {"reclaim": False}, "nodes": {"gpu": 2}},
+    }
+    files = {"jobs": "\n".join(jobs).encode(), "quotas": "vc,nominal_gpus\n视频生成,6\nsearch,2\n".encode()}
+    result = Answerer(params, **files, told=lambda _done, _all: True).answer()
+    return Scenario.objects.create(
+        name="What if owners took nothing back?", owner=user, params=params, state="ready", result=result,
+        seconds=0.4, done=80, total=80,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("look", LOOKS, ids=["en-light-wide", "zh-dark-phone"])
 def test_every_finance_page_is_whole_and_accessible(
     lab: World,
@@ -48,6 +71,7 @@ def test_every_finance_page_is_whole_and_accessible(
     context: Callable[..., Any],
     axe: Callable[..., None],
     complaints: Complaints,
+    shot: Callable[..., Any],
     look: dict[str, Any],
 ) -> None:
     sun = person_of("sun", ("finance", None), name="孙梅")
@@ -57,6 +81,7 @@ def test_every_finance_page_is_whole_and_accessible(
     complaints.watch(page)
     line = LedgerEntry.objects.order_by("id").first()
     last = line.booked_month
+    asked = answered(sun)
     for path in (
         "/finance/",
         "/months/",
@@ -65,9 +90,17 @@ def test_every_finance_page_is_whole_and_accessible(
         f"/ledger/{line.uid}/",
         "/prices/",
         f"/months/close/?month={last:%Y-%m}",
+        "/budgets/",
+        "/reports/",
+        "/reports/utilization/?period=last30&sort=-allocated",
+        "/reports/chargeback/",
+        "/reports/files/",
+        "/reports/what-if/",
+        f"/reports/what-if/{asked.uid}/",
     ):
         page.goto(server.path(path))
         expect(page.locator("h1")).to_be_visible()
+        shot(page, f"finance-{look['lang']}-{path.partition('?')[0].strip('/').replace('/', '-')[:24]}")
         assert overflow(page) == 0, path
         axe(page)
     assert complaints.found() == []
@@ -91,4 +124,35 @@ def test_from_the_month_down_to_a_line_and_back(
     expect(page.get_by_text("GPU-milliseconds")).to_be_visible()
     page.go_back()
     expect(page.locator("h1")).to_have_text("Ledger")
+    assert complaints.found() == []
+
+
+def test_a_table_is_walked_by_keys_and_copied_with_every_digit(
+    lab: World, server: Server, context: Callable[..., Any], complaints: Complaints
+) -> None:
+    sun = person_of("sun", ("finance", None))
+    browser = context(lang="en", theme="light", width=1440)
+    browser.grant_permissions(["clipboard-read", "clipboard-write"], origin=server.url)
+    sign_in(browser, server, sun)
+    page = browser.new_page()
+    complaints.watch(page)
+    page.goto(server.path("/reports/chargeback/?period=last90"))
+    page.get_by_role("button", name="Copy table").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    copied = page.evaluate("navigator.clipboard.readText()").splitlines()
+    heads, first = copied[0].split("\t"), copied[1].split("\t")
+    charge = heads.index("To be charged CNY")
+    whole = sum(line.amount_micro for line in LedgerEntry.objects.all())
+    assert copied[-1].split("\t")[0] == "Total"
+    assert round(float(copied[-1].split("\t")[charge]) * 1_000_000) == whole
+    page.locator("#report-table tbody th").first.focus()
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.cellIndex") == 1
+    page.keyboard.press("End")
+    assert page.evaluate("document.activeElement.cellIndex") == len(heads) - 1
+    page.keyboard.press("Home")
+    page.keyboard.press("Control+c")
+    assert page.evaluate("navigator.clipboard.readText()") == first[0]
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile(r"department="))
     assert complaints.found() == []

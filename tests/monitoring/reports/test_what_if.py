@@ -288,6 +288,11 @@ def test_what_a_dead_worker_left_is_taken_up_and_a_forgotten_one_ends(
     with set_clock(NOW + timedelta(minutes=1)):
         assert scenarios_sweep() == 1 and sent == [scenario.pk]
         assert scenarios_sweep() == 1  # asked for again until somebody takes it
+        Scenario.objects.filter(pk=scenario.pk).update(result={"tries": 3})
+        assert not scenario_play(scenario_id=scenario.pk)  # three workers died of it
+        scenario.refresh_from_db()
+        assert (scenario.state, scenario.error_code, scenario.result) == ("failed", "play_failed", {})
+        Scenario.objects.filter(pk=scenario.pk).update(state="queued", error_code="")
     monkeypatch.setattr(what_if_run, "LOOK_S", 0.01)
 
     def gone(*_args: object, **_more: object) -> int:

@@ -1,0 +1,45 @@
+"""`python -m tests.perf._file_run KIND ID`: make one file in a process of its own; prints seconds and its peak memory.
+
+KIND export takes the number of an export job; pdf a kind of report, its grouping and a month, for the first reader.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+
+
+def main() -> None:
+    """Make it, and say what it took."""
+    import django
+
+    django.setup()
+    began = time.monotonic()
+    extra: dict[str, int] = {}
+    if sys.argv[1] == "export":
+        from monitoring.services.exports import export_make
+
+        if not export_make(job_id=int(sys.argv[2])):
+            raise SystemExit("not made")
+    else:
+        from monitoring.selectors.reports.base import ask_from
+        from monitoring.selectors.reports.frozen import content_of
+        from monitoring.selectors.reports.kinds import kind_of
+        from monitoring.web.report_files import pdf_bytes
+        from portal.accounts.models import User
+        from portal.accounts.policy import policy_of
+
+        kind = kind_of(sys.argv[2])
+        policy = policy_of(User.objects.get(username="u0"))
+        ask = ask_from(kind, {"by": sys.argv[3], "period": sys.argv[4]}, policy)
+        data = pdf_bytes(content_of(kind, ask, kind.make(ask)))
+        extra = {"bytes": len(data), "pages": data.count(b"/Type /Page") - data.count(b"/Type /Pages")}
+    took = time.monotonic() - began
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(json.dumps({"seconds": round(took, 2), "memory_mib": round(memory, 1), **extra}))
+
+
+if __name__ == "__main__":
+    main()
