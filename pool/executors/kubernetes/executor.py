@@ -42,6 +42,7 @@ from pool.executors.kubernetes.found import as_found
 from pool.executors.kubernetes.limits import compared, pushed
 from pool.executors.kubernetes.mig import Layout, layout_of, layout_set
 from pool.executors.kubernetes.names import SpecError
+from pool.executors.kubernetes.options import problems_of
 from pool.executors.kubernetes.session import NOT_FOUND, Session, Sessions, failure
 from pool.executors.kubernetes.spec import order_of
 from pool.executors.kubernetes.states import departed, is_over, observed
@@ -75,6 +76,10 @@ class KubernetesExecutor:
             raise TerminalFailure(error.code, error.detail) from error
 
     # -- the cluster ---------------------------------------------------------------------------------------------
+
+    def settings_wrong(self, *, settings: dict[str, Any]) -> dict[str, str]:
+        """What is wrong with settings before they are kept, by name."""
+        return problems_of(settings)
 
     def check(self, *, cluster: Cluster) -> CheckResult:
         """Credential, version, rights, nodes; each with its word."""

@@ -174,8 +174,8 @@ def _spec(order: PodOrder) -> dict[str, Any]:
         spec["schedulerName"] = scheduler
     if options.priority_class:
         spec["priorityClassName"] = options.priority_class
-    if options.pull_secrets:
-        spec["imagePullSecrets"] = [{"name": name} for name in options.pull_secrets]
+    if options.registry_logins:
+        spec["imagePullSecrets"] = [{"name": name} for name in options.registry_logins]
     if order.devices.claims:
         spec["resourceClaims"] = [{"name": "gpus", "resourceClaimTemplateName": order.name}]
     return spec

@@ -44,7 +44,7 @@ class Options:
     create_namespaces: bool = True
     default_image: str = ""
     registries: tuple[str, ...] = ()
-    pull_secrets: tuple[str, ...] = ()
+    registry_logins: tuple[str, ...] = ()
     run_as: int = 10000
     allow_root: bool = False
     tolerations: tuple[str, ...] = ()
@@ -68,6 +68,17 @@ def options_of(settings: Mapping[str, Any]) -> Options:
     if values.get("default_image"):
         image_checked(values["default_image"])
     return Options(**values)
+
+
+def problems_of(settings: Mapping[str, Any]) -> dict[str, str]:
+    """What is wrong with each setting, by its name; empty where all is well."""
+    out: dict[str, str] = {}
+    for name, value in settings.items():
+        try:
+            options_of({name: value})
+        except SpecError as error:
+            out[name] = error.detail
+    return out
 
 
 def _checked(name: str, value: Any) -> Any:

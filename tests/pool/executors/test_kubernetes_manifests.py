@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 from uuid import UUID
 
@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 from pool.executors.kubernetes import manifests, names
 from pool.executors.kubernetes.devices import Asked, Devices, claim_body, devices_for
+from pool.executors.kubernetes.executor import KubernetesExecutor
 from pool.executors.kubernetes.manifests import PodOrder
 from pool.executors.kubernetes.names import SpecError
 from pool.executors.kubernetes.nodes import Card, SeenNode
 from pool.executors.kubernetes.options import Options, options_of
+from pool.services.clusters import SECRET_WORDS
 
 UID = UUID("0190b3f2-1c00-7000-8000-000000000001")
 GPU = "nvidia.com/gpu"
@@ -246,6 +248,13 @@ def test_settings_that_are_wrong_are_named(settings: dict[str, Any]) -> None:
     with pytest.raises(SpecError) as error:
         options_of(settings)
     assert error.value.code in ("settings_wrong", "image_not_possible")
+    assert list(
+        KubernetesExecutor().settings_wrong(settings={"active": True, "run_as": 5, **settings})
+    ) == list(settings)
+
+
+def test_settings_need_no_word_that_means_a_secret() -> None:
+    assert [item.name for item in fields(Options) if SECRET_WORDS.search(item.name)] == []
 
 
 # -- what people write -----------------------------------------------------------------------------------------
