@@ -1,5 +1,5 @@
 """A week of a real queue (12,751 gang jobs of 15 departments on 480 GPUs) played again three ways: hard quotas,
-borrowing without taking back, borrowing with it. Seconds each, and the figures of the checker that comes with the record.
+borrowing without taking back, borrowing with it. Seconds each, and the figures of the checker of the record.
 """
 
 from __future__ import annotations
