@@ -165,6 +165,21 @@ WORDS: dict[str, tuple[Text, Text, Text]] = {
         _("Two nodes report a GPU of the same identity."),
         _("A copied machine image or a moved card: revoke the agent of the node that is gone."),
     ),
+    "cluster_away": (
+        _("Cluster does not answer"),
+        _("Slurm or Kubernetes does not answer; what runs there is not judged and nothing new is placed."),
+        _("Look at its controller and at the credentials on the cluster's page."),
+    ),
+    "stray_work": (
+        _("Work without an allocation"),
+        _("A job of an allocation that is over was found running in a cluster and was ended."),
+        _("Nothing, if it stays with one; else look for starts that the cluster takes late."),
+    ),
+    "accounts_differ": (
+        _("Two accounts differ"),
+        _("The cluster's own accounting and the portal's runs do not say the same."),
+        _("Compare the runs that the incident names; nothing was corrected."),
+    ),
     "foreign_use": (
         _("GPU used without a lease"),
         _("A process uses a GPU that nobody holds through the portal."),
