@@ -15,6 +15,7 @@ from pool.services.ladder import case_step, checkpoint_reported
 from pool.services.layouts import layouts_settle
 from pool.services.maintenance import windows_sweep
 from pool.services.node_watch import nodes_sweep
+from pool.services.outside_accounts import accounts_compare_all
 from pool.services.outside_output import outputs_follow
 from pool.services.policies import policy_preview
 from pool.services.polling import cluster_poll, clusters_polled, nodes_due, poll_due
@@ -114,6 +115,12 @@ def poll_cluster(cluster_id: int) -> None:
         if got and poll_due(cluster_id=cluster_id):
             cluster_poll(cluster_id=cluster_id, nodes=nodes_due(cluster_id=cluster_id))
             outputs_follow(cluster_id=cluster_id)
+
+
+@shared_task(name="pool.compare_accounts", queue="reports", ignore_result=True)
+def compare_accounts() -> None:
+    """The books of outside systems against ours."""
+    accounts_compare_all()
 
 
 @shared_task(name="pool.preview_policy", queue="reports", ignore_result=True)

@@ -186,6 +186,7 @@ CELERY_BEAT_SCHEDULE = {
     "judge-idle": {"task": "monitoring.judge_idle", "schedule": 60.0},
     "sweep-nodes": {"task": "pool.sweep_nodes", "schedule": 5.0},
     "poll-clusters": {"task": "pool.poll_clusters", "schedule": 1.0, "options": {"expires": 1.0}},
+    "compare-accounts": {"task": "pool.compare_accounts", "schedule": 3600.0},
     "retry-starts": {"task": "pool.reconcile_execution", "schedule": 10.0},
     "sweep-approvals": {"task": "quotas.sweep_approvals", "schedule": 60.0},
     "sweep-queue": {"task": "quotas.sweep_queue", "schedule": 30.0},

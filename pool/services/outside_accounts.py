@@ -11,10 +11,15 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from pool.executors.base import ACCOUNTS, Account, polled_executor
+import structlog
+
+from pool.executors.base import ACCOUNTS, Account, ExecutorFailure, polled_executor
 from pool.models import Allocation, AllocationMember, Cluster
+from portal.kernel.clock import now
 from portal.ops.services import incident_open, incident_resolve
 
+log = structlog.get_logger(__name__)
+DAY = timedelta(hours=24)
 TOLERANCE = timedelta(seconds=60)
 MOST_SHOWN = 50
 
@@ -58,6 +63,23 @@ def accounts_compare(*, cluster: Cluster, since: datetime, until: datetime) -> C
     else:
         incident_resolve(dedupe_key=key, note="The books agree again.")
     return done
+
+
+def accounts_compare_all() -> int:
+    """Compare the last day of every cluster that keeps books; returns how many were asked. One that is away is left
+    for the next time."""
+    at = now()
+    asked = 0
+    for cluster in (
+        Cluster.objects.exclude(executor=Cluster.Executor.AGENT).filter(away_since=None).order_by("id")
+    ):
+        try:
+            accounts_compare(cluster=cluster, since=at - DAY, until=at)
+        except ExecutorFailure as error:
+            log.info("accounts_not_compared", cluster=cluster.code, code=error.code)
+            continue
+        asked += 1
+    return asked
 
 
 def _differences(

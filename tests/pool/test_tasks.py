@@ -15,6 +15,7 @@ BEAT = sorted(
 
 def test_beat_names_only_tasks_that_exist() -> None:
     assert BEAT == [
+        "pool.compare_accounts",
         "pool.poll_clusters",
         "pool.reconcile_execution",
         "pool.schedule_cycle",
