@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from pool.executors.base import RetryableFailure, TerminalFailure
-from pool.executors.slurm import read
+from pool.executors.slurm import read, text
 from pool.executors.slurm.read import Job, SlurmNode
 from pool.executors.slurm.settings import SlurmSettings
 from pool.executors.slurm.transport import Association, JobOrder
@@ -146,7 +146,7 @@ class CommandLine:
         try:
             rows = self._json(["sinfo", "--json"], "nodes")
         except TerminalFailure:
-            return read.nodes_text(self._run(["scontrol", "-d", "-o", "show", "node"]))
+            return text.nodes_text(self._run(["scontrol", "-d", "-o", "show", "node"]))
         return [read.node(row) for row in rows]
 
     def _json(self, words: Sequence[str], key: str) -> list[dict[str, Any]]:
@@ -171,7 +171,7 @@ class CommandLine:
             "-P",
             "-D",
             "-o",
-            read.SACCT_FIELDS,
+            text.SACCT_FIELDS,
             "-S",
             f"{since:%Y-%m-%dT%H:%M:%S}",
         ]
@@ -180,7 +180,7 @@ class CommandLine:
         listed = list(names)
         if listed:
             words += [f"--name={','.join(listed)}"]
-        return read.accounted(self._run(words, SLURM_TIME_FORMAT="%s", TZ="UTC"))
+        return text.accounted(self._run(words, SLURM_TIME_FORMAT="%s", TZ="UTC"))
 
     # -- doing --------------------------------------------------------------------------------------------
 

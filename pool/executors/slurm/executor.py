@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import stat
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -34,14 +31,15 @@ from pool.executors.base import (
     Observation,
     RetryableFailure,
     TerminalFailure,
-    Work,
 )
 from pool.executors.slurm import orders
 from pool.executors.slurm.checks import cluster_check
 from pool.executors.slurm.cli import CommandLine
+from pool.executors.slurm.files import folders_make, read_piece
 from pool.executors.slurm.limits import limits_read
-from pool.executors.slurm.read import MARK, NAME, Job
+from pool.executors.slurm.read import MARK, Job
 from pool.executors.slurm.rest import Rest
+from pool.executors.slurm.seen import doubles, forgotten, latest_of, observation, work_of
 from pool.executors.slurm.settings import SlurmSettings, problems, settings_of
 from pool.executors.slurm.transport import SlurmTransport
 from pool.models import AllocationMember, Cluster, Node
@@ -49,25 +47,10 @@ from pool.services.credentials import credential_read
 from portal.kernel.clock import now
 
 log = structlog.get_logger(__name__)
-PIECE = 65_536
 HISTORY = timedelta(days=30)
 NAMES_AT_ONCE = 100
-LEAST_JOB_AGE = timedelta(seconds=290)
-"""Slurm's own MinJobAge (300 s), a little less: so long an ended job is still known to the controller."""
 SETTLED = timedelta(seconds=60)
 """A job that was ordered this long ago and is not known to the controller is looked for in the accounting."""
-ENDS: dict[str, tuple[str, bool]] = {
-    "NODE_FAIL": ("node_failed", True),
-    "BOOT_FAIL": ("node_failed", True),
-    "LAUNCH_FAILED": ("launch_failed", True),
-    "RECONFIG_FAIL": ("launch_failed", True),
-    "PREEMPTED": ("preempted_outside", True),
-    "OUT_OF_MEMORY": ("out_of_memory", False),
-    "TIMEOUT": ("time_limit_outside", False),
-    "DEADLINE": ("time_limit_outside", False),
-    "REVOKED": ("cancelled_outside", False),
-}
-"""What an end is told as, and whether it is worth another try; a plain end or failure is the work's own."""
 
 
 def transport_for(cluster: Cluster, settings: SlurmSettings) -> SlurmTransport:
@@ -135,7 +118,7 @@ class SlurmExecutor:
         began = now()
         jobs = transport.jobs()
         found = self.discover(cluster=cluster) if nodes else None
-        latest = _latest(jobs, {member.allocation.uid: member.external_id for member in members})
+        latest = latest_of(jobs, {member.allocation.uid: member.external_id for member in members})
         missing = [
             member
             for member in members
@@ -149,7 +132,7 @@ class SlurmExecutor:
             if job is not None:
                 seen[uid, member.number] = observation(job, member)
             elif uid in past:
-                seen[uid, member.number] = _forgotten(observation(past[uid], member), began)
+                seen[uid, member.number] = forgotten(observation(past[uid], member), began)
             elif asked or member not in missing:
                 seen[uid, member.number] = Observation("unknown")
         ours = {member.allocation.uid for member in members}
@@ -157,7 +140,7 @@ class SlurmExecutor:
         others += [
             work_of(job) for job in jobs if job.waiting and job.uid is not None and job.uid not in ours
         ]
-        for job in _doubles(jobs, latest, ours):
+        for job in doubles(jobs, latest, ours):
             transport.cancel(job.id)
         self._prolong(transport, members, latest, began)
         return Look(members=seen, others=others, nodes=found)
@@ -198,7 +181,7 @@ class SlurmExecutor:
             for job in transport.find(members[0].allocation.uid, members[0].external_id)
         ):
             return
-        _folders(settings)
+        folders_make(settings)
         job_id = transport.submit(order)
         AllocationMember.objects.filter(pk__in=[member.pk for member in members], external_id="").update(
             external_id=job_id
@@ -286,27 +269,6 @@ class SlurmExecutor:
         ]
 
 
-def _latest(jobs: Iterable[Job], known: Mapping[UUID, str] | None = None) -> dict[UUID, Job]:
-    """Of each allocation the job that counts: the one whose id is ``known``, else the first that is not over, else the
-    newest. (Anybody may give a job any name.)"""
-    out: dict[UUID, Job] = {}
-    for job in sorted(jobs, key=lambda one: int(one.id) if one.id.isdecimal() else 0):
-        uid = job.uid
-        if uid is None:
-            continue
-        mine = (known or {}).get(uid)
-        if uid not in out or job.id == mine or (out[uid].over and out[uid].id != mine):
-            out[uid] = job
-    return out
-
-
-def _doubles(jobs: Iterable[Job], latest: dict[UUID, Job], ours: set[UUID]) -> list[Job]:
-    """Jobs beside the one that counts: two processes ordered the same start at one moment."""
-    return [
-        job for job in jobs if job.uid in ours and not job.over and job.uid and job.id != latest[job.uid].id
-    ]
-
-
 def _should_be_known(member: AllocationMember, at: datetime) -> bool:
     """Whether Slurm must have heard of it, so that not finding it says something."""
     if member.external_id or member.state not in (AllocationMember.State.RESERVED,):
@@ -330,121 +292,10 @@ def _past(
         except TerminalFailure:
             return out, True
         # The accounting may say RUNNING of a job that a controller lost: only an end is believed.
-        out.update(_latest(job for job in found if job.over))
+        out.update(latest_of(job for job in found if job.over))
     return out, True
-
-
-def observation(job: Job, member: AllocationMember) -> Observation:
-    """What a job says of one of its members."""
-    if job.waiting:
-        return Observation("starting", external_id=job.id, detail=job.reason)
-    if not job.over:  # also while it is only said to be completing: how it ended comes with its end
-        return Observation(
-            "running",
-            started_at=job.started_at,
-            account=job.user,
-            external_id=job.id,
-            devices=_devices(job, member),
-        )
-    state = next((one for one in sorted(job.states) if one in ENDS), "")
-    code, retryable = ENDS.get(state, ("", False))
-    if "CANCELLED" in job.states and member.stop_ordered_at is None:
-        code, retryable = "cancelled_outside", False
-    ran = job.started_at is not None and bool(job.nodes)
-    return Observation(
-        "exited" if job.cleaning else "free",
-        exit_code=None if job.signal else job.exit_code,
-        signal=job.signal,
-        started_at=job.started_at if ran else None,
-        ended_at=job.ended_at,
-        account=job.user,
-        external_id=job.id,
-        error={"code": code, "detail": f"{state or 'CANCELLED'} {job.reason}".strip(), "retryable": retryable}
-        if code
-        else None,
-        failed_start=not ran,
-    )
-
-
-def _forgotten(seen: Observation, at: datetime) -> Observation:
-    """A job that only the accounting knows. A controller that lost its state has its jobs booked as cancelled: where
-    it should still know of such an end, nobody cancelled anything, and the work goes back in line."""
-    lately = seen.ended_at is not None and seen.ended_at > at - LEAST_JOB_AGE
-    if (seen.error or {}).get("code") != "cancelled_outside" or not lately:
-        return seen
-    error = {"code": "work_vanished", "detail": "Slurm's controller lost its jobs.", "retryable": True}
-    return replace(seen, error=error)
-
-
-def _devices(job: Job, member: AllocationMember) -> tuple[str, ...]:
-    if member.node.name not in job.nodes or len(job.gres) != len(job.nodes):
-        return ()
-    held = job.gres[job.nodes.index(member.node.name)]
-    return tuple(f"{item.type or item.name}:{index}" for item in held for index in item.indexes)
-
-
-def work_of(job: Job) -> Work:
-    """A job that was not asked for, as the pool shows it."""
-    indexes = {
-        node: tuple(index for item in held if item.name == "gpu" for index in item.indexes)
-        for node, held in zip(job.nodes, job.gres, strict=False)
-    }
-    return Work(
-        external_id=job.id,
-        nodes=job.nodes,
-        user=job.user,
-        account=job.account,
-        name=job.name,
-        gpus=job.gpus,
-        gpu_indexes=indexes,
-        cpu_milli=job.cpus * 1000,
-        memory_mib=job.memory_mib,
-        started_at=job.started_at,
-        ends_at=job.ended_at,
-        uid=job.uid,
-    )
 
 
 def _cancelled_unseen(job: Job) -> bool:
     """A job that was cancelled before it began: a new one may take its place."""
     return job.over and not job.nodes
-
-
-def _folders(settings: SlurmSettings) -> None:
-    """The shared folder's two halves, where the installation can write there; else the nodes' own scripts make them."""
-    for name in ("work", "output"):
-        try:
-            os.makedirs(f"{settings.folder}/{name}", mode=0o755, exist_ok=True)
-            if settings.submit_as == "person":
-                os.chmod(f"{settings.folder}/{name}", 0o1733)
-        except OSError as error:
-            raise TerminalFailure("folder_unusable", f"{settings.folder}: {error.strerror}") from error
-
-
-def read_piece(folder: str, name: str, offset: int) -> bytes:
-    """At most ``PIECE`` bytes of a plain file in the output folder. People's jobs write there: so no link is followed,
-    and nothing but a file with one name is read."""
-    try:
-        top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise RetryableFailure("folder_away", f"{folder}: {error.strerror}") from error
-    try:
-        inner = os.open("output", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
-        try:
-            file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=inner)
-        finally:
-            os.close(inner)
-    except OSError:
-        return b""
-    finally:
-        os.close(top)
-    try:
-        about = os.fstat(file)
-        if not stat.S_ISREG(about.st_mode) or about.st_nlink != 1 or about.st_size <= offset:
-            return b""
-        return os.pread(file, PIECE, offset)
-    finally:
-        os.close(file)
-
-
-__all__ = ["NAME", "SlurmExecutor"]

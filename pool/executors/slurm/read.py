@@ -1,5 +1,5 @@
 """Slurm's answers as data: both forms of its JSON (22.05: plain values; 23.02 and later: lists and {set, infinite,
-number}), and the one-line text of `scontrol -o show node`. Pure: no calls, no database.
+number}). Pure: no calls, no database.
 """
 
 from __future__ import annotations
@@ -315,7 +315,7 @@ def node(raw: dict[str, Any]) -> SlurmNode:
     states |= {word.upper() for word in words(raw.get("state_flags"))}
     return SlurmNode(
         name=str(raw.get("name") or ""),
-        states=_states(states),
+        states=state_words(states),
         reason=str(raw.get("reason") or ""),
         address=str(raw.get("address") or ""),
         cpus=number(raw.get("cpus")) or 0,
@@ -330,7 +330,7 @@ def node(raw: dict[str, Any]) -> SlurmNode:
     )
 
 
-def _states(found: Iterable[str]) -> frozenset[str]:
+def state_words(found: Iterable[str]) -> frozenset[str]:
     """State words with the signs of the short form (``DOWN*``) as words of their own."""
     out: set[str] = set()
     for word in found:
@@ -344,77 +344,6 @@ def _states(found: Iterable[str]) -> frozenset[str]:
         if word.endswith(("@", "^")):
             out.add("REBOOT_REQUESTED")
     return frozenset(out)
-
-
-_FIELD = re.compile(r"(?:^|\s)([A-Z][A-Za-z:/_]*)=")
-
-
-def fields(line: str) -> dict[str, str]:
-    """``Name=Value`` pairs of one record; values may hold blanks (OS, Reason)."""
-    places = list(_FIELD.finditer(line))
-    ends = [place.start() for place in places[1:]] + [len(line)]
-    return {place.group(1): line[place.end() : end].strip() for place, end in zip(places, ends, strict=True)}
-
-
-def nodes_text(text: str) -> list[SlurmNode]:
-    """Nodes of `scontrol show node`, in one line each or in paragraphs."""
-    out: list[SlurmNode] = []
-    for block in re.split(r"\n(?=NodeName=)", text.strip()):
-        found = fields(" ".join(block.split()))
-        if not found.get("NodeName"):
-            continue
-        features = found.get("AvailableFeatures", "")
-        out.append(
-            SlurmNode(
-                name=found["NodeName"],
-                states=_states(found.get("State", "").upper().split("+")),
-                reason=found.get("Reason", ""),
-                address=found.get("NodeAddr", ""),
-                cpus=int(found.get("CPUTot") or 0),
-                memory_mib=int(found.get("RealMemory") or 0),
-                gres=gres(found.get("Gres")),
-                used=gres(found.get("GresUsed")),
-                features=() if features == "(null)" else tuple(words(features)),
-                partitions=tuple(words(found.get("Partitions"))),
-                version=found.get("Version", ""),
-                os=found.get("OS", ""),
-            )
-        )
-    return out
-
-
-SACCT_FIELDS = "JobIDRaw,State,ExitCode,Start,End,Account,User,NodeList,AllocTRES,JobName"
-"""The name last: it alone may hold the separator."""
-
-
-def accounted(text: str) -> list[Job]:
-    """Jobs of `sacct -X -n -P -o SACCT_FIELDS` with SLURM_TIME_FORMAT=%s."""
-    out: list[Job] = []
-    for line in text.splitlines():
-        parts = line.split("|", 9)
-        if len(parts) != 10:
-            continue
-        ident, state, code, start, end, account, user, names, tres, name = parts
-        returned, _colon, killed = code.partition(":")
-        held = trackable(tres)
-        out.append(
-            Job(
-                id=ident,
-                name=name,
-                states=frozenset({state.split(" ")[0].upper()}),  # "CANCELLED by 0"
-                user=user,
-                account=account,
-                nodes=hosts(names),
-                exit_code=number(returned),
-                signal=number(killed) or None,
-                started_at=moment(start),
-                ended_at=moment(end),
-                cpus=held.get("cpu", 0),
-                memory_mib=held.get("mem", 0),
-                gpus=held.get("gres/gpu", 0),
-            )
-        )
-    return out
 
 
 def accounted_json(raw: dict[str, Any]) -> Job:

@@ -11,7 +11,7 @@ from django.test import Client
 from django.urls import reverse
 
 from pool.executors.base import Limit
-from pool.executors.slurm.read import fields
+from pool.executors.slurm.text import fields
 from pool.models import Allocation, AllocationLog, AllocationMember, Cluster, Node
 from pool.services import stopping
 from pool.services.cycle import schedule_cycle

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pool.executors.base import TerminalFailure
-from pool.executors.slurm import orders, read
+from pool.executors.slurm import orders, read, text
 from pool.executors.slurm.cli import sbatch_words
-from pool.executors.slurm.executor import read_piece
+from pool.executors.slurm.files import read_piece
 from pool.executors.slurm.read import Gres
 from pool.executors.slurm.rest import submit_body
 from pool.executors.slurm.script import ScriptOrder, batch_script
@@ -122,7 +122,7 @@ def test_no_gres_text_breaks_the_reader(text: str) -> None:
 
 @pytest.mark.shared
 def test_recorded_nodes_of_several_versions() -> None:
-    nodes = {node.name: node for node in read.nodes_text((SAMPLES / "01_scontrol_show_node.txt").read_text())}
+    nodes = {node.name: node for node in text.nodes_text((SAMPLES / "01_scontrol_show_node.txt").read_text())}
     assert nodes["s01"].gres == (Gres("gpu", "a100", 4),)
     assert (nodes["s01"].cpus, nodes["s01"].memory_mib, nodes["s01"].up, nodes["s01"].closed) == (
         128, 1030000, True, "",
@@ -130,7 +130,7 @@ def test_recorded_nodes_of_several_versions() -> None:
     assert nodes["s03"].closed == "drain"
     assert nodes["s03"].reason.startswith("gres/gpu count reported lower than configured (3 < 4)")
     assert not nodes["s04"].up
-    detailed = {n.name: n for n in read.nodes_text((SAMPLES / "02_scontrol_show_node_d.txt").read_text())}
+    detailed = {n.name: n for n in text.nodes_text((SAMPLES / "02_scontrol_show_node_d.txt").read_text())}
     assert detailed["s01"].used == (Gres("gpu", "a100", 2, (0, 3)),)
     rows = json.loads((SAMPLES / "04_nodes_v0037.json").read_text())["nodes"]
     again = {node.name: node for node in map(read.node, rows)}
