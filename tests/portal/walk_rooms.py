@@ -6,7 +6,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from pool.models import Allocation, ReclaimCase
+from monitoring.models import AlertRule, Finding, MetricSource, Scenario
+from pool.models import Allocation, Cluster, ReclaimCase
 from portal.kernel.clock import now
 from quotas.models import ApprovalStep, CapacityRequest, Delegation, QuotaChange
 from tests.pool import builders as pool
@@ -62,6 +63,41 @@ def _delegation() -> Delegation:
     )
 
 
+def _finding() -> Finding:
+    allocation = _allocation()
+    return Finding.objects.create(
+        kind=Finding.Kind.IDLE,
+        subject_key=f"a:{allocation.pk}",
+        allocation=allocation,
+        holder=allocation.holder,
+        department=allocation.department,
+        subject_label=allocation.ref,
+        since=now(),
+    )
+
+
+def _alert_rule() -> AlertRule:
+    return AlertRule.objects.create(name=f"r{AlertRule.objects.count()}", metric="gpu_temp_c", threshold=84)
+
+
+def _cluster() -> Cluster:
+    return pool.node(build.flavour(), gpus=1).cluster
+
+
+def _source() -> MetricSource:
+    cluster = _cluster()
+    return MetricSource.objects.create(
+        name=f"s{cluster.pk}",
+        cluster=cluster,
+        kind=MetricSource.Kind.EXPORTER,
+        url="http://{node}:9400/metrics",
+    )
+
+
+def _scenario() -> Scenario:
+    return Scenario.objects.create(name="w", owner=build.user(), params={})
+
+
 def _by_uid(make: Callable[[], Any], **more: str) -> Callable[[], dict[str, Any]]:
     return lambda: {"uid": make().uid, **more}
 
@@ -98,6 +134,11 @@ def register() -> None:
             "v1:allocation-history",
         ),
         _case: ("v1:reclaim-case-detail",),
+        _finding: ("monitoring:finding", "v1:finding-detail", "v1:finding-act"),
+        _alert_rule: ("monitoring:alert-rule", "v1:alert-rule-detail"),
+        _cluster: ("pool:cluster", "pool:cluster-edit", "v1:cluster-detail"),
+        _source: ("v1:metric-source-detail",),
+        _scenario: ("monitoring:what-if", "v1:what-if"),
         _step: (
             "quotas:approval-detail",
             "quotas:approval-decide",
@@ -114,4 +155,8 @@ def register() -> None:
         walk.something_of_others("quotas:request-act", _by_uid(_request, act=act))
     for act in ("extend", "release", "revoke", "still-needed", "consent", "no-consent"):
         walk.something_of_others("pool:allocation-act", _by_uid(_allocation, act=act))
+    for act in ("tell", "dismiss", "reopen", "incident"):
+        walk.something_of_others("monitoring:finding-act", _by_uid(_finding, act=act))
+    for act in ("share", "unshare", "forget"):
+        walk.something_of_others("monitoring:what-if-act", _by_uid(_scenario, act=act))
     walk.something_of_others("quotas:quota-change-act", _by_uid(_change, act="withdraw"))

@@ -115,8 +115,9 @@ def test_pages_and_orders(client: APIClient, schema: dict[str, Any]) -> None:
 def test_members_of_a_body_that_are_not_described(client: APIClient, schema: dict[str, Any]) -> None:
     before = (AuditEvent.objects.count(), counted())
     seen = 0
-    for method, url, _described in operations(schema):
-        if method == "get" or "/imports/" in url:
+    for method, url, described in operations(schema):
+        sends = described.get("requestBody", {}).get("content", {"application/json": {}})
+        if method == "get" or "application/json" not in sends:  # files
             continue
         answer = getattr(client, method)(url, {"max_gpus": 4, "Zeit": None}, format="json")
         assert refusal(answer) == refused("Zeit", "max_gpus"), f"{method} {url}"
