@@ -66,6 +66,9 @@ def exports(request: HttpRequest) -> HttpResponseBase:
             "month": job.params.get("month", ""),
             "percent": min(100, 100 * job.done // job.total) if job.total else 0,
             "error": errors.get(job.error_code, job.error_code),
+            "icon": {"ready": "check", "failed": "fault", "running": "refresh", "queued": "clock"}.get(
+                job.state, ""
+            ),
             "tone": {"ready": "ok", "failed": "bad", "running": "info", "queued": "hold"}.get(
                 job.state, "mute"
             ),

@@ -44,6 +44,7 @@ from quotas.web.money.ledger import show_error
 
 SHOWN = 50
 TONES = {"ready": "ok", "failed": "bad", "running": "info", "queued": "hold"}
+ICONS = {"ready": "check", "failed": "fault", "running": "refresh", "queued": "clock"}
 FIELDS = {"from": "since", "to": "until", "quotas": "guaranteed_1", "nodes": "node_count", "prices": "price"}
 """Where the form shows what the service says of a part of the question."""
 
@@ -77,7 +78,12 @@ def what_ifs(request: HttpRequest) -> HttpResponse:
             messages.success(request, _("It is being played; you will be told when it is ready."))
             return HttpResponseRedirect(reverse("monitoring:what-if", args=[scenario.uid]))
     rows = [
-        {"scenario": one, "tone": TONES.get(one.state, "mute"), "percent": _percent(one)}
+        {
+            "scenario": one,
+            "tone": TONES.get(one.state, "mute"),
+            "icon": ICONS.get(one.state, ""),
+            "percent": _percent(one),
+        }
         for one in scenarios_for(policy)[:SHOWN]
     ]
     context = {
@@ -125,6 +131,7 @@ def what_if(request: HttpRequest, uid: UUID) -> HttpResponse:
         "period": period_words(scenario.params),
         "changes": change_words(scenario.params, policy),
         "tone": TONES.get(scenario.state, "mute"),
+        "icon": ICONS.get(scenario.state, ""),
         "percent": _percent(scenario),
         "error": error_words().get(scenario.error_code, scenario.error_code),
         "mine": scenario.owner_id == policy.user.pk,
@@ -144,7 +151,7 @@ def what_if(request: HttpRequest, uid: UUID) -> HttpResponse:
             "groups": groups[:SHOWN],
             "more": len(groups) - SHOWN,
             "pairs": [g for g in groups if g["bars"] != [None, None]][:8],
-            "figure": figure_of(scenario.result),
+            "figure": figure_of(scenario.result, numbered=scenario.params.get("source") == "trace"),
             "summary": summary(scenario.result),
         }
     return render(request, "monitoring/what_if/one.html", context)

@@ -6,9 +6,8 @@ from datetime import date, timedelta
 from typing import Any
 
 from django import forms
-from django.utils.translation import gettext as _now
+from django.utils.translation import gettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import pgettext_lazy
 
 from pool.models import SchedulingPolicy
 from portal.kernel.units import micro_from_money
@@ -42,8 +41,8 @@ class _Shared(forms.Form):
         field = self.fields["policy"]
         assert isinstance(field, forms.ChoiceField)
         field.choices = [
-            ("", _now("as it was")),
-            (NO_RECLAIM, _now("owners take nothing back")),
+            ("", gettext("as it was")),
+            (NO_RECLAIM, gettext("owners take nothing back")),
             *((str(v.uid), str(v)) for v in versions),
         ]
 
@@ -81,12 +80,12 @@ class PastForm(_Shared):
         )
         super().__init__(*args, **kwargs)
         flavours = [(f.code, f.name) for f in GpuFlavour.objects.order_by("position", "name")]
-        self._choices("flavour", [("", _now("all flavours")), *flavours])
-        self._choices("node_flavour", [("", _now("as it is")), *flavours])
-        self._choices("price_flavour", [("", _now("as it was")), *flavours])
+        self._choices("flavour", [("", gettext("all flavours")), *flavours])
+        self._choices("node_flavour", [("", gettext("as it is")), *flavours])
+        self._choices("price_flavour", [("", gettext("as it was")), *flavours])
         for n in range(1, QUOTA_ROWS + 1):
             self.fields[f"department_{n}"] = forms.ChoiceField(
-                label=_("Department"), required=False, choices=[("", _now("as it was")), *departments]
+                label=_("Department"), required=False, choices=[("", gettext("as it was")), *departments]
             )
             self.fields[f"quota_flavour_{n}"] = forms.ChoiceField(
                 label=_("Flavour"), required=False, choices=[("", "–"), *flavours]
@@ -116,7 +115,7 @@ class PastForm(_Shared):
         pairs += [(f"department_{n}", f"quota_flavour_{n}") for n in range(1, QUOTA_ROWS + 1)]
         for first, second in pairs:
             if bool(data.get(first)) and data.get(second) in (None, "") and second not in self.errors:
-                self.add_error(second, _now("This belongs to it."))
+                self.add_error(second, gettext("This belongs to it."))
         return data
 
     def params(self) -> dict[str, Any]:

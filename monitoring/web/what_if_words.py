@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import date
 from typing import Any
 
 from django.utils.translation import gettext as _
@@ -113,8 +114,10 @@ def summary(result: Mapping[str, Any]) -> str:
     return f"{words}{formats.comma()}{more}{stop}"
 
 
-def figure_of(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Allocated GPU-hours by day: A and B as lines, with the same figures as a table."""
+def figure_of(result: Mapping[str, Any], *, numbered: bool = False) -> dict[str, Any]:
+    """Allocated GPU-hours by day: A and B as lines, with the same figures as a table. `numbered`: the days of a record
+    have numbers, no dates.
+    """
     sides = [side for side in ("recorded", "a", "b") if side in result]
     days = sorted({day for side in sides for day in result[side]["days"]})
     looks = {
@@ -125,6 +128,8 @@ def figure_of(result: Mapping[str, Any]) -> dict[str, Any]:
     hours = {
         side: [round(result[side]["days"].get(day, 0) / MS_PER_HOUR, 1) for day in days] for side in sides
     }
+    if numbered:
+        days = [str((date.fromisoformat(day) - date(1970, 1, 1)).days + 1) for day in days]
     return {
         "data": [
             {

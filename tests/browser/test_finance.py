@@ -93,7 +93,7 @@ def test_every_finance_page_is_whole_and_accessible(
         "/budgets/",
         "/reports/",
         "/reports/utilization/?period=last30&sort=-allocated",
-        "/reports/chargeback/",
+        "/reports/chargeback/?period=last90",
         "/reports/files/",
         "/reports/what-if/",
         f"/reports/what-if/{asked.uid}/",
