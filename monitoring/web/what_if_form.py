@@ -81,7 +81,7 @@ class PastForm(_Shared):
         super().__init__(*args, **kwargs)
         flavours = [(f.code, f.name) for f in GpuFlavour.objects.order_by("position", "name")]
         self._choices("flavour", [("", gettext("all flavours")), *flavours])
-        self._choices("node_flavour", [("", gettext("as it is")), *flavours])
+        self._choices("node_flavour", [("", gettext("as it is today")), *flavours])
         self._choices("price_flavour", [("", gettext("as it was")), *flavours])
         for n in range(1, QUOTA_ROWS + 1):
             self.fields[f"department_{n}"] = forms.ChoiceField(
