@@ -24,7 +24,7 @@ from typing import Any
 from pool.engine.fit import Need
 from pool.engine.loop_guard import clear_of_turn, may_displace
 from pool.engine.making_room import evictions, making_room, settle
-from pool.engine.model import EvictCause, Policy, Request
+from pool.engine.model import EvictCause, Request
 from pool.engine.round import Blocked, Round
 from pool.engine.victims import Bench, Candidate, Found, Search
 from pool.engine.world import smallest
@@ -34,6 +34,10 @@ from quotas.engine.tree import QuotaTree
 Kind = tuple[Any, ...]
 CARD = 1000
 """Milli-GPU of a whole card."""
+EXPECTED = 1.0
+"""Nobody waits where fewer ends than this are expected."""
+YOUNG_MS = 60_000
+"""Work that is younger is taken to be so old."""
 
 
 def run(round_: Round, bench: Bench, *, withdraw: bool) -> None:
@@ -41,16 +45,37 @@ def run(round_: Round, bench: Bench, *, withdraw: bool) -> None:
     plan stay."""
     if not round_.policy.reclaim and not round_.policy.rebalance:
         return
+    patience = Patience(round_)
     for_each_kind(
         round_,
         lambda *asked: reclaim(round_, bench, *asked, withdraw=withdraw),
-        may=lambda request, need: round_.now - request.queued_at >= patience_ms(round_.policy, need),
+        may=lambda request, need: not patience.lasts(request, need),
     )
 
 
-def patience_ms(policy: Policy, need: Need) -> int:
-    """How long an owner's new ask waits for what ends by itself: that is worth it where one card is enough."""
-    return policy.reclaim_patience_ms if need.charge_milli <= CARD else 0
+class Patience:
+    """Whether an owner's new ask waits for what ends by itself: where one card is enough, and one may be expected in
+    time. Of work whose end is not known as much is to come as has been, so a piece that has run for a minute ends
+    in the next minute about as likely as not, and one that has run for a day hardly."""
+
+    def __init__(self, round_: Round) -> None:
+        self.round, self.wait_ms = round_, round_.policy.reclaim_patience_ms
+        self._expected: dict[str, float] = {}
+
+    def lasts(self, request: Request, need: Need) -> bool:
+        if need.charge_milli > CARD or self.round.now - request.queued_at >= self.wait_ms:
+            return False
+        return self.expected(need.flavour or "") >= EXPECTED
+
+    def expected(self, flavour: str) -> float:
+        """So many pieces of work of a flavour are expected to end within the patience."""
+        if flavour not in self._expected:
+            self._expected[flavour] = sum(
+                self.wait_ms / max(YOUNG_MS, self.round.now - one.started_at)
+                for one in self.round.world.running.values()
+                if one.flavour == flavour
+            )
+        return self._expected[flavour]
 
 
 def for_each_kind(

@@ -192,12 +192,17 @@ def _told(
 ) -> Iterable[Told]:
     """The entries that a plan gives. Many requests share one reason object: its text is made once."""
     texts: dict[int, str] = {}
+    signatures: dict[tuple[int, str, tuple[int, int, str] | None], int] = {}
     for one in waiting:
         key = id(one.figures)
         if key not in texts:
             texts[key] = json.dumps(figures_for_people(dict(one.figures), uids, names), sort_keys=True)
         figures, span = texts[key], _span(one, outlooks)
-        state = blake2b(f"{one.code}\x00{span}\x00{figures}".encode(), digest_size=8)
+        signature = signatures.get((key, one.code, span))
+        if signature is None:
+            state = blake2b(f"{one.code}\x00{span}\x00{figures}".encode(), digest_size=8)
+            signature = int.from_bytes(state.digest(), "big", signed=True)
+            signatures[key, one.code, span] = signature
         yield Told(
             request_id=one.request_id,
             reason=one.code,
@@ -205,7 +210,7 @@ def _told(
             start_from=from_ms(span[0]) if span else None,
             start_to=from_ms(span[1]) if span else None,
             basis=span[2] if span else "",
-            signature=int.from_bytes(state.digest(), "big", signed=True),
+            signature=signature,
         )
 
 

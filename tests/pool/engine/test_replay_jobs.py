@@ -34,12 +34,13 @@ def test_a_borrower_gives_way_to_an_owner_and_goes_on_where_it_stopped() -> None
 def test_an_owner_waits_a_moment_for_one_card_and_displaces_nobody_where_one_comes_free() -> None:
     jobs = [
         Job("soon", 0, 15 * S, 1, "b"),
-        Job("long", 0, 90 * S, 1, "b"),
+        Job("long", 0, 300 * S, 1, "b"),
         Job("mine", 10 * S, 5 * S, 1, "a"),
         Job("again", 30 * S, 5 * S, 1, "a"),
-        Job("fill", 2 * S, 100 * S, 1, "b"),
+        Job("late", 200 * S, 5 * S, 1, "a"),
+        Job("fill", 2 * S, 400 * S, 1, "b"),
     ]
-    outcome = replay(jobs, {"a": 1, "b": 1}, Policy(reclaim_patience_ms=8 * S))
+    outcome = replay(jobs, {"a": 1, "b": 1}, Policy(reclaim_patience_ms=60 * S))
     assert outcome.events == [
         Event(0, "long", "start"),
         Event(0, "soon", "start"),
@@ -47,14 +48,18 @@ def test_an_owner_waits_a_moment_for_one_card_and_displaces_nobody_where_one_com
         Event(15 * S, "mine", "start"),  # the card that comes free is the owner's, though others came before
         Event(20 * S, "mine", "finish"),
         Event(20 * S, "fill", "start"),
-        Event(38 * S, "fill", "preempt"),  # nothing came free in 8 s
-        Event(38 * S, "again", "start"),
-        Event(43 * S, "again", "finish"),
-        Event(43 * S, "fill", "start"),
-        Event(90 * S, "long", "finish"),
-        Event(125 * S, "fill", "finish"),
+        Event(90 * S, "fill", "preempt"),  # nothing came free in a minute
+        Event(90 * S, "again", "start"),
+        Event(95 * S, "again", "finish"),
+        Event(95 * S, "fill", "start"),
+        Event(200 * S, "fill", "preempt"),  # what has run so long is not expected to end soon: no waiting
+        Event(200 * S, "late", "start"),
+        Event(205 * S, "late", "finish"),
+        Event(205 * S, "fill", "start"),
+        Event(300 * S, "long", "finish"),
+        Event(430 * S, "fill", "finish"),
     ]
-    assert replay(jobs, {"a": 1, "b": 1}).preemptions == 2
+    assert replay(jobs, {"a": 1, "b": 1}).preemptions == 3
 
 
 def test_beyond_its_guarantee_nobody_is_displaced() -> None:

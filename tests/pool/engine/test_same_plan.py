@@ -64,7 +64,7 @@ def told(plan: Plan) -> list[tuple[Any, ...]]:
     return [plan.ops, plan.spared, *waiting]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(snapshots() | contested(), st.sampled_from([Policy(), BALANCING, Policy(queueing="strict")]))
 def test_requests_of_one_sort_are_judged_together_as_they_would_be_one_by_one(
     snapshot: Snapshot, policy: Policy
@@ -128,7 +128,7 @@ def _book(trees: Mapping[str, QuotaTree], one: Running, *, sign: int) -> None:
         tree.remove(one.department_id, one.charge_milli, interruptible=one.interruptible)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(snapshots() | contested(), st.data())
 def test_a_world_that_is_kept_decides_as_a_new_one(snapshot: Snapshot, data: st.DataObject) -> None:
     now = learnt(snapshot)

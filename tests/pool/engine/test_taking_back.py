@@ -196,11 +196,21 @@ class TestKept:
         assert plan(replace(absent, kept=(kept,))).places == ()
         assert [p.request_id for p in plan(replace(absent, kept=(replace(kept, until=NOW),))).places] == [2]
 
-    def test_an_owner_is_patient_for_one_card_alone(self) -> None:
-        lent = [held(1, range(8))]
-        for cards, since, taken in ((1, NOW - 1, []), (1, NOW - 30_000, [1]), (2, NOW, [1])):
-            asked = [ask(1, cards, department_id=OWNER, queued_at=since)]
-            assert gone(plan(world(asked, lent), reclaim_patience_ms=30_000)) == taken
+    @pytest.mark.parametrize(
+        ("cards", "asked_ms_ago", "running_ms", "patient"),
+        [
+            (1, 1, 60_000, True),
+            (1, 60_000, 60_000, False),  # it has waited long enough
+            (1, 1, 60_001, False),  # less than one end is expected in a minute
+            (2, 1, 60_000, False),  # one card is not enough
+        ],
+    )
+    def test_an_owner_is_patient_for_one_card_that_may_be_expected(
+        self, cards: int, asked_ms_ago: int, running_ms: int, patient: bool
+    ) -> None:
+        lent = [held(1, range(8), started_at=NOW - running_ms)]
+        asked = [ask(1, cards, department_id=OWNER, queued_at=NOW - asked_ms_ago)]
+        assert gone(plan(world(asked, lent), reclaim_patience_ms=60_000)) == ([] if patient else [1])
 
     def test_places_that_are_not_as_many_as_it_takes_now_are_let_go(self) -> None:
         """Kept for two cards; the request asks for four of them, or for two nodes, meanwhile."""
