@@ -40,7 +40,7 @@ class PackedFolder(BaseParser):
 
     media_type = "application/gzip"
 
-    def parse(
+    def parse(  # type: ignore[override]  # what the view reads is a file, no fields
         self, stream: Any, media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
     ) -> Body:
         """The body's bytes in a temporary file."""

@@ -38,9 +38,10 @@ def work_news(payload: dict[str, Any]) -> None:
         kept |= {"why": str(data.get("why") or "")[:300]}
     else:
         event = "over_share"
-        used = data.get("used_mib") if isinstance(data.get("used_mib"), dict) else {}
+        told = data.get("used_mib")
+        used = list(told.values()) if isinstance(told, dict) else []
         kept |= {
-            "used_mib": max((n for n in used.values() if isinstance(n, int)), default=0),
+            "used_mib": max((n for n in used if isinstance(n, int)), default=0),
             "limit_mib": int(data.get("limit_mib") or 0),
             "policy": "stop" if data.get("policy") == "stop" else "notice",
         }
