@@ -9,6 +9,22 @@ import json
 import resource
 import sys
 import time
+from typing import Any
+
+
+def _counted() -> list[int]:
+    """Pages of the documents that will be written."""
+    from weasyprint.document import Document
+
+    pages: list[int] = []
+    write = Document.write_pdf
+
+    def counted(self: Any, *given: Any, **more: Any) -> Any:
+        pages.append(len(self.pages))
+        return write(self, *given, **more)
+
+    Document.write_pdf = counted
+    return pages
 
 
 def main() -> None:
@@ -31,11 +47,12 @@ def main() -> None:
         from portal.accounts.models import User
         from portal.accounts.policy import policy_of
 
+        pages = _counted()
         kind = kind_of(sys.argv[2])
         policy = policy_of(User.objects.get(username="u0"))
         ask = ask_from(kind, {"by": sys.argv[3], "period": sys.argv[4]}, policy)
         data = pdf_bytes(content_of(kind, ask, kind.make(ask)))
-        extra = {"bytes": len(data), "pages": data.count(b"/Type /Page") - data.count(b"/Type /Pages")}
+        extra = {"bytes": len(data), "pages": sum(pages)}
     took = time.monotonic() - began
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps({"seconds": round(took, 2), "memory_mib": round(memory, 1), **extra}))
