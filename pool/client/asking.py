@@ -19,7 +19,10 @@ class Usage(Exception):
 
 
 def gpus(words: str) -> dict[str, Any]:
-    """``0.3`` is a fraction of one GPU, ``2`` whole ones, ``0.3x2`` a fraction of each of two."""
+    """``0.3`` is a fraction of one GPU, ``2`` whole ones, ``0.3x2`` a fraction of each of two, ``0`` none (where the
+    installation offers it)."""
+    if words == "0":
+        return {"shape": "cpu"}
     share, cross, count = words.partition("x")
     match = re.fullmatch(r"0?\.(\d{1,3})", share)
     if match and (count.isdecimal() if cross else True) and int(match.group(1)) and count != "0":
@@ -67,12 +70,12 @@ def body(options: argparse.Namespace, command: str, kind: str) -> dict[str, Any]
     """The request that the options describe, with a client token of its own."""
     sent: dict[str, Any] = dict(options.gpu)
     if options.mig:
-        sent = {"shape": "mig", "mig_profile": options.mig, "mig_count": sent["gpus_per_node"]}
+        sent = {"shape": "mig", "mig_profile": options.mig, "mig_count": sent.get("gpus_per_node", 1)}
     elif options.memory and sent["shape"] == "fraction":
         sent["fraction_mib"] = options.memory * 1024
     if options.flavour:
         sent["flavour"] = options.flavour
-    else:
+    elif sent["shape"] != "cpu":
         whole = options.memory if options.memory and sent["shape"] == "whole" else 0
         sent["requirement"] = {"memory_mib": max(1, whole * 1024)}
     environment = {}
@@ -151,6 +154,8 @@ def amount(row: dict[str, Any]) -> str:
     if row["shape"] == "fraction":
         share = f"{(row['fraction_milli'] or row['charge_milli']) / 1000:g}"
         return f"{share} GPU" if row["gpus_per_node"] == 1 else f"{share}x{row['gpus_per_node']} GPU"
+    if row["shape"] == "cpu":
+        return "0 GPU"
     if row["shape"] == "mig":
         return f"{row['mig_count']} x {row['mig_profile']}"
     whole = f"{row['gpus_per_node']} GPU"

@@ -102,7 +102,12 @@ def test_a_shell_copies_and_a_port_reach_the_lease_and_end_with_it(laptop: Lapto
         with urllib.request.urlopen(f"http://127.0.0.1:{here}/", timeout=20) as answer:
             assert answer.read().decode() == f"hello from {allocation.uid}"
     # What is left in the background goes on; it all ends with the lease.
-    assert laptop.call("shell", ref, "--", "sh", "-c", "nohup sleep 321 >/dev/null 2>&1 & sleep 0.5; echo left")[0] == 0
+    assert (
+        laptop.call("shell", ref, "--", "sh", "-c", "nohup sleep 321 >/dev/null 2>&1 & sleep 0.5; echo left")[
+            0
+        ]
+        == 0
+    )
     sleeper = laptop.start("shell", ref, "--", "sh", "-c", "echo up; trap '' HUP TERM; sleep 300")
     assert sleeper.stdout is not None and "up" in sleeper.stdout.readline()
     mark = f"{allocation.uid}/0"

@@ -30,6 +30,7 @@ def options(*more: str) -> argparse.Namespace:
         ("8", {"shape": "whole", "gpus_per_node": 8}),
         ("0.3", {"shape": "fraction", "fraction_milli": 300, "gpus_per_node": 1}),
         (".25", {"shape": "fraction", "fraction_milli": 250, "gpus_per_node": 1}),
+        ("0", {"shape": "cpu"}),
         ("0.125x2", {"shape": "fraction", "fraction_milli": 125, "gpus_per_node": 2}),
     ],
 )
@@ -37,7 +38,7 @@ def test_gpu_counts(typed: str, asked: dict[str, Any]) -> None:
     assert asking.gpus(typed) == asked
 
 
-@pytest.mark.parametrize("typed", ["0", "0.0", "-1", "1.5", "0.1234", "x2", "0.5x", "two", ""])
+@pytest.mark.parametrize("typed", ["00", "0x2", "0.0", "-1", "1.5", "0.1234", "x2", "0.5x", "two", ""])
 def test_gpu_counts_that_are_none(typed: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
         asking.gpus(typed)
@@ -54,6 +55,8 @@ def test_what_is_asked_of_the_installation() -> None:
     }  # fmt: skip
     whole = asking.body(options("--memory", "40", "--flavour", "a100"), "x", "command")
     assert whole["flavour"] == "a100" and "requirement" not in whole and "fraction_mib" not in whole
+    none = asking.body(options("--gpu", "0"), "x", "command")
+    assert none["shape"] == "cpu" and "requirement" not in none and "gpus_per_node" not in none
     slices = asking.body(options("--gpu", "2", "--mig", "1g.10gb"), "x", "command")
     assert (slices["shape"], slices["mig_profile"], slices["mig_count"]) == ("mig", "1g.10gb", 2)
     with pytest.raises(asking.Usage):
