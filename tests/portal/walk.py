@@ -104,7 +104,9 @@ def _walk(patterns: list[Any], namespace: str) -> Iterator[Address]:
             )
 
 
-public("pool:agent-file", "pool:agent-install", "pool:agent-unit")  # programs, the same for everybody
+public(
+    "pool:agent-file", "pool:agent-install", "pool:agent-unit", "pool:client-file"
+)  # programs, the same for everybody
 public("healthz", "readyz", "help", "set_language", "accounts:login", "api-schema", "api-docs", "design")
 open_to_all(
     "home",
