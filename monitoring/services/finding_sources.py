@@ -37,8 +37,7 @@ class Candidate:
 
 
 def candidates(at: datetime, rules: Rules) -> Iterator[Candidate]:
-    """All of them. Of an allocation the first of: idle, waiting for data, over-asked; cards of idle work are not
-    throttled."""
+    """All of them. Of an allocation the first of: idle, waiting for data, over-asked, and its throttled cards."""
     running = {
         row.pk: row
         for row in Allocation.objects.filter(state=Allocation.State.RUNNING)
@@ -76,15 +75,15 @@ def candidates(at: datetime, rules: Rules) -> Iterator[Candidate]:
         if idle is not None:
             yield idle
             continue
-        for _gpu, _slot, charge, label, _site in mine:
-            hot = waste.throttled(charge, seen.get((pk, _gpu, _slot), Tally()), rules)
-            if hot is not None:
-                yield replace(
-                    base, key=f"g:{_gpu}", found=hot, since=_watched_since(row, at), label=label, gpu_id=_gpu
-                )
         other = _data(row, base, mine, seen, at, rules) or _asked(row, base, uses.get(pk, []), end, rules)
         if other is not None:
             yield other
+            continue
+        for gpu_id, slot, charge, label, _site in mine:
+            hot = waste.throttled(charge, seen.get((pk, gpu_id, slot), Tally()), rules)
+            if hot is not None:
+                since = _watched_since(row, at)
+                yield replace(base, key=f"g:{gpu_id}", found=hot, since=since, label=label, gpu_id=gpu_id)
     yield from _foreign()
     yield from _stranded(at, rules)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from monitoring.engine import frames
@@ -226,7 +226,8 @@ moments = st.sampled_from(
 )
 
 
-@given(tiles=st.lists(st.tuples(facts_of, moments, moments), min_size=1, max_size=40))
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(tiles=st.lists(st.tuples(facts_of, moments, moments), min_size=1, max_size=12))
 def test_all_tiles_at_once_have_the_states_that_each_has_by_itself(
     tiles: list[tuple[TileFacts, int, int]],
 ) -> None:
