@@ -241,6 +241,43 @@ class TestLine:
             assert started(result) == [2]
             assert (why(result, 1).code, why(result, 1).estimate) == ("too_few_nodes", None)
 
+    @pytest.mark.parametrize(
+        ("start", "hours", "kept"),
+        [
+            (1, 3, False),
+            (5, 3, False),
+            (1, 9, False),
+            (3, 1, False),
+            (0, 2, True),
+            (6, 2, True),
+            (2, 4, False),
+        ],
+        ids=["starts-before", "ends-after", "contains", "inside", "touches-start", "touches-end", "same"],
+    )
+    def test_p054_two_windows_on_one_node_are_never_promised_the_same_time(
+        self, start: int, hours: int, kept: bool
+    ) -> None:
+        """A window of four hours stands in two hours; half-open: who ends when it starts is in nobody's way."""
+        first = ask(1, 8, start_at=NOW + 2 * HOUR, duration_ms=4 * HOUR)
+        other = ask(2, 8, start_at=NOW + start * HOUR + 1, duration_ms=hours * HOUR)
+        if start == 0:
+            other = replace(other, duration_ms=hours * HOUR - 1)
+        result = plan(pool([node(1)], [first, other]))
+        assert [reserve.request_id for reserve in result.reserves] == ([1, 2] if kept else [1])
+        assert (why(result, 1).figures["kept"], why(result, 2).figures["kept"]) == (True, kept)
+
+    def test_p023_what_is_out_of_order_is_lost_to_all_by_their_shares(self) -> None:
+        """Sixteen installed, eight healthy: fair shares divide what is healthy, two equal borrowers get four each."""
+        nodes = [node(1), node(2, blocked="lost")]
+        rows = (QuotaNode(1, guarantee=16_000), QuotaNode(ONE, 1), QuotaNode(TWO, 1))
+        running = [run(n, 1, [n - 1], None, ONE if n < 7 else TWO, started_at=NOW - n) for n in range(1, 9)]
+        pending = [ask(1, 2, department_id=TWO, duration_ms=None)]
+        snapshot = pool(nodes, pending, running, quotas=quota(*tree(running, "A100", *rows)))
+        result = plan(snapshot, BALANCING)
+        assert gone(result) == [1, 2]
+        figures = result.evicts[0].figures
+        assert (figures["asking_share"], figures["giving_share"]) == (4000, 4000)
+
 
 class TestTakingBack:
     def test_s133_after_the_put_back_every_victim_must_still_be_rightly_taken(self) -> None:
