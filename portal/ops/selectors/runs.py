@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+from django.db import connection
+
 from portal.kernel.clock import now
 from portal.ops.models import AuditEvent, TaskRun
 
 SWEEP = "quotas.sweep_queue"
-"""Runs every 30 s; schedules are intervals in UTC, so that no change of clocks skips or doubles one."""
+"""Runs every 30 s; schedules are intervals, so that no change of clocks skips or doubles one."""
 SILENT_AFTER = timedelta(minutes=10)
+LAST_OR_FIRST = f"""
+SELECT coalesce(
+    (SELECT started_at FROM {TaskRun._meta.db_table} WHERE name = %s ORDER BY started_at DESC LIMIT 1),
+    (SELECT at FROM {AuditEvent._meta.db_table} ORDER BY id LIMIT 1)
+)
+"""
 
 
 def sweep_last() -> datetime | None:
@@ -19,8 +27,8 @@ def sweep_last() -> datetime | None:
 
 
 def sweeps_silent_since() -> datetime | None:
-    """Since when no sweep came, where that is too long; where none ever came, since anybody did anything."""
-    last = sweep_last()
-    if last is None:
-        last = AuditEvent.objects.order_by("id").values_list("at", flat=True).first()
+    """Since when no sweep came, where that is too long; where none ever came, since anybody did anything. One query."""
+    with connection.cursor() as cursor:
+        cursor.execute(LAST_OR_FIRST, [SWEEP])
+        last: datetime | None = cursor.fetchone()[0]
     return last if last is not None and last < now() - SILENT_AFTER else None
