@@ -65,13 +65,7 @@ def agent_file() -> tuple[bytes, str]:
 @require_safe
 def agent_pyz(request: HttpRequest) -> HttpResponse:
     """The agent as one file."""
-    data, digest = agent_file()
-    if request.headers.get("If-None-Match") == f'"{digest}"':
-        return HttpResponse(status=304)
-    answer = HttpResponse(data, content_type="application/zip")
-    answer["Content-Disposition"] = 'attachment; filename="agent.pyz"'
-    answer["ETag"] = f'"{digest}"'
-    return answer
+    return _program(request, "agent.pyz", *agent_file())
 
 
 @require_safe
@@ -91,11 +85,15 @@ def client_file() -> tuple[bytes, str]:
 @require_safe
 def client_pyz(request: HttpRequest) -> HttpResponse:
     """`gpupool` as one file."""
-    data, digest = client_file()
+    return _program(request, "gpupool", *client_file())
+
+
+def _program(request: HttpRequest, name: str, data: bytes, digest: str) -> HttpResponse:
+    """A zipapp to be kept under `name`; who has it already is told so."""
     if request.headers.get("If-None-Match") == f'"{digest}"':
         return HttpResponse(status=304)
     answer = HttpResponse(data, content_type="application/zip")
-    answer["Content-Disposition"] = 'attachment; filename="gpupool"'
+    answer["Content-Disposition"] = f'attachment; filename="{name}"'
     answer["ETag"] = f'"{digest}"'
     return answer
 
