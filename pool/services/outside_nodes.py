@@ -51,7 +51,8 @@ def nodes_take(*, cluster: Cluster, executor: PolledExecutor, found: list[Found]
         if node is None:
             continue
         if item.up and node.health != Node.Health.OK:
-            node_heard(node=node, at=at)
+            with transaction.atomic():
+                node_heard(node=node, at=at)
         _facts(node, item)
         _in_step(node, item, executor)
     return len(up)

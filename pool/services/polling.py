@@ -176,6 +176,8 @@ def _take_starting(row: AllocationMember, seen: Observation) -> None:
 
 
 def _take_end(row: AllocationMember, seen: Observation, began: datetime) -> None:
+    if row.state == M.LOST and row.node.health not in UP:
+        return  # nobody can look at its cards: fencing decides
     if row.state not in (M.EXITED, M.FREE):
         at = seen.ended_at or began
         if seen.started_at is not None and row.state in (M.RESERVED, M.STARTING) and not seen.failed_start:

@@ -39,8 +39,8 @@ def cluster(memory: MemorySystem) -> Cluster:
     return builders.cluster("hpc", executor="slurm")
 
 
-def act(client: Client, cluster: Cluster, name: str, **values: str):
-    return client.post(reverse("pool:cluster-act", args=[cluster.uid, name]), values)
+def act(client: Client, cluster: Cluster, what: str, **values: str):
+    return client.post(reverse("pool:cluster-act", args=[cluster.uid, what]), values)
 
 
 def test_a_cluster_is_made_and_its_mistakes_are_named(client: Client, admin: User) -> None:

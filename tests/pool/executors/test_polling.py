@@ -76,6 +76,7 @@ def test_ten_minutes_without_a_controller_lose_nothing_and_double_nothing(rig: M
 
 def test_a_node_that_is_down_is_lost_and_its_cards_wait_until_they_are_seen(rig: MemoryRig) -> None:
     member = running(rig)
+    rig.system.of(member)[0].deaf = True
     rig.system.nodes = [Found("hpc1", up=False)]
     with at(121):
         rig.look()
