@@ -4,11 +4,14 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from html import unescape
 from typing import Any
 
 import pytest
 from django.db import connection
+from django.db.models import ProtectedError
 from django.test import Client
 from rest_framework.test import APIClient
 
@@ -18,10 +21,19 @@ from pool.services.allocations import allocations_suspend
 from pool.services.conditions import gpu_foreign_use_set
 from pool.services.cycle import planner_reset, schedule_cycle
 from pool.services.execution import execution_reconcile
+from pool.services.expiry import leases_sweep
+from pool.services.ladder import case_begin
 from pool.services.node_watch import nodes_sweep
+from pool.services.nodes import node_retire
 from pool.services.polling import cluster_poll
-from portal.ops.models import Incident
-from quotas.models import CapacityRequest, QuotaUsage
+from portal.notify.models import Notification
+from portal.notify.texts import reading_as, words_of
+from portal.ops.actor import SYSTEM
+from portal.ops.models import AuditEvent, Incident
+from portal.ops.selectors.runs import sweep_last
+from portal.ops.services.outbox import outbox_deliver
+from portal.ops.services.runs import task_run
+from quotas.models import CapacityRequest, FlavourCapacity, QuotaUsage
 from tests.pool import builders as pool
 from tests.pool.executors.conftest import memory as memory_system
 from tests.pool.executors.memory import MemorySystem
@@ -49,6 +61,14 @@ def used(where: Any) -> int:
 
 def open_work() -> list[Allocation]:
     return list(Allocation.objects.exclude(state="ended").order_by("id"))
+
+
+def page_of(user: Any, address: str) -> str:
+    """A page's text as this person reads it."""
+    answer = signed_in(user).get(address)
+    assert answer.status_code == 200, address
+    text = re.sub(r"<(script|style).*?</\1>|<[^>]+>", " ", answer.content.decode(), flags=re.S)
+    return re.sub(r"\s+", " ", unescape(text))
 
 
 def signed_in(user: Any) -> Client:
@@ -257,12 +277,95 @@ def test_p082_a_stop_that_could_not_be_told_shows_the_error_and_is_tried_until_i
     assert "not carried out yet" not in signed_in(reader).get(f"/leases/{held.uid}/").content.decode()
 
 
-def test_p024_capacity_is_the_sum_of_cards_never_nodes_times_one_of_them(team):
+def test_p024_p030_capacity_is_the_sum_of_cards_never_nodes_times_one_of_them(team):
+    """Seven nodes, one of which has four cards; another site has told nothing yet and shows none, not an error."""
     _where, h800 = team
     with at(0):
         pool.node(h800, 4, name="gpus")
         for number in range(6):
             pool.node(None, 0, name=f"plain-{number}")
-    assert pool_figures()["installed"] == 4000
+        pool.node(None, 0, where=pool.cluster("far", site="gz"), name="silent", health="unknown")
+    figures = pool_figures()
+    assert (figures["installed"], figures["free"], min(figures.values())) == (4000, 4000, 0)
     assert sum(1 for node in nodes_listed() if node.gpu_total) == 1
-    assert nodes_listed().count() == 7
+    assert nodes_listed().count() == 8
+    chief = build.user(language="en")
+    build.role(chief, "pool_admin")
+    silent = Node.objects.get(name="silent")
+    assert "No agent has reported from this node yet." in page_of(chief, f"/nodes/{silent.uid}/")
+    assert not re.search(r"\b(NaN|inf|Infinity)\b|-\d+ GPU", page_of(chief, "/operations/"))
+
+
+def test_p013_each_resource_of_a_node_has_its_own_number(team):
+    where, h800 = team
+    with at(0):
+        node = pool.node(h800, 2, cpu_milli=36_000, memory_mib=512 * 1024)
+        running(where, h800, 1, cpu_milli=4000, memory_mib=16 * 1024)
+        chief = build.user(language="en")
+        build.role(chief, "pool_admin")
+        page = page_of(chief, f"/nodes/{node.uid}/")
+    assert "Allocated GPUs 1 of 2 1 allocation" in page
+    assert "Cores 36 4 allocated" in page
+    assert "Host memory 512 GiB 16 GiB allocated" in page
+
+
+def test_p039_a_node_and_its_cards_are_never_deleted_they_are_retired_and_that_is_kept(team):
+    """Nothing is lost with a node: the database refuses to delete it, and taking it out is audited with its reason."""
+    _where, h800 = team
+    with at(0):
+        node = pool.node(h800, 2)
+        chief = build.user(language="en")
+        build.role(chief, "pool_admin")
+        with pytest.raises(ProtectedError):
+            node.delete()
+        node_retire(acting_user=build.actor(chief), node=node, reason="sold")
+    assert node.gpus.count() == 2
+    kept = AuditEvent.objects.get(action="node.retired")
+    assert (kept.object_uid, kept.reason, kept.actor_name) == (node.uid, "sold", chief.get_full_name())
+    assert (pool_figures()["installed"], FlavourCapacity.objects.get().installed_milli) == (0, 0)
+
+
+def test_p041_each_countdown_follows_its_own_rule_and_what_comes_first_is_told(team):
+    """It ends in a day; for idleness it is stopped in an hour already."""
+    where, h800 = team
+    with at(0):
+        pool.node(h800, 1)
+        who = build.user(home=where, language="en", time_zone="Asia/Shanghai")
+        lease = running(where, h800, 1, who=who, duration_s=86_400)
+        case_begin(acting_user=SYSTEM, allocation_id=lease.pk, cause="idle", rule="idle_window", grace_s=3600)
+        page = page_of(who, f"/leases/{lease.uid}/")
+    assert "Time left 1 d" in page
+    assert "ends 17 Jun 14:00" in page
+    assert "It is being taken back: Idle. It is stopped at 16 Jun 15:00" in page
+
+
+def test_p052_one_instant_in_page_notice_and_api(team):
+    """06:00 UTC is 14:00 in Shanghai: the page and the notice say so in the reader's zone, the API in UTC."""
+    where, h800 = team
+    with at(0):
+        pool.node(h800, 1)
+        who = build.user(home=where, language="en", time_zone="Asia/Shanghai")
+        lease = running(where, h800, 1, who=who, duration_s=7200)
+        page = page_of(who, f"/leases/{lease.uid}/")
+        api = signed_in(who).get(f"/api/v1/allocations/{lease.uid}/").json()
+    with at(6000):
+        leases_sweep()
+        outbox_deliver()
+    assert "ends 16 Jun 16:00" in page
+    assert api["expires_at"] == "2026-06-16T08:00:00Z"
+    with reading_as(who):
+        told = [str(words_of(one)) for one in Notification.objects.filter(user=who)]
+    assert any("16:00\xa0(UTC+8)" in one or "16:00\\xa0(UTC+8)" in one for one in told), told
+
+
+def test_p047_no_sweep_for_ten_minutes_is_told_and_schedules_know_no_clock_change(team, settings):
+    assert all(isinstance(entry["schedule"], float) for entry in settings.CELERY_BEAT_SCHEDULE.values())
+    chief = build.user(language="en")
+    build.role(chief, "pool_admin")
+    with at(0), task_run("quotas.sweep_queue"):
+        pass
+    with at(590):
+        assert "No periodic work" not in page_of(chief, "/operations/")
+    with at(601):
+        assert "No periodic work since" in page_of(chief, "/operations/")
+        assert sweep_last() == moment(0)

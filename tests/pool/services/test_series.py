@@ -89,7 +89,21 @@ def test_an_array_runs_a_few_at_a_time_with_its_index(house):
     assert QuotaUsage.objects.get(department=house.video, flavour=house.h800).total == 0
 
 
-def test_replicas_stand_on_different_nodes_and_lend_by_night(house):
+def test_S142_members_that_failed_for_good_hold_nothing_while_the_rest_goes_on(house):
+    pool.node(house.h800)
+    head = house.submit(array_count=3, array_at_once=3)
+    schedule_cycle()
+    members = list(open_allocations())
+    usage = QuotaUsage.objects.get(department=house.video, flavour=house.h800)
+    assert (len(members), usage.total) == (3, 3000)
+    for allocation in members[:2]:
+        finish(allocation, 1)
+    usage.refresh_from_db()
+    head.refresh_from_db()
+    assert (usage.total, usage.direct, open_allocations().count(), head.state) == (1000, 1000, 1, "series")
+
+
+def test_S143_replicas_stand_on_different_nodes_and_lend_by_night(house):
     for _ in range(3):
         pool.node(house.h800)
     head = service(house, scale_by="timetable", timetable={"zone": "Asia/Shanghai", "days": OFFICE})
@@ -108,6 +122,8 @@ def test_replicas_stand_on_different_nodes_and_lend_by_night(house):
         leaving = list(Allocation.objects.filter(state="stopping").order_by("id"))
         assert {a.end_rule for a in leaving} == {"scaled_down"}
         assert [a.request.member_index for a in leaving] == [1, 2]
+        usage.refresh_from_db()
+        assert usage.total == 3000  # what ends is charged until it has ended
         for allocation in leaving:
             pool.report_ended(allocation)
             pool.report_free(allocation)
