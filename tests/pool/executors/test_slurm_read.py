@@ -102,6 +102,9 @@ def test_a_host_list_that_would_fill_the_memory_is_refused() -> None:
     [
         ("gpu:a100:4(S:0-1)", (Gres("gpu", "a100", 4),)),
         ("gpu:4", (Gres("gpu", "", 4),)),
+        ("gpu:4(S:0-1)", (Gres("gpu", "", 4),)),  # P071
+        ("gpu:(null):4(IDX:0-3)", (Gres("gpu", "", 4, (0, 1, 2, 3)),)),  # P071, G124
+        ("gpu:a100:2,gpu:l40:1", (Gres("gpu", "a100", 2), Gres("gpu", "l40", 1))),  # P071
         ("gpu", (Gres("gpu", "", 1),)),
         ("gpu:(null):3(IDX:0-1,3)", (Gres("gpu", "", 3, (0, 1, 3)),)),
         ("gpu:t4:2(S:0),shard:t4:16(S:0)", (Gres("gpu", "t4", 2), Gres("shard", "t4", 16))),
@@ -122,6 +125,7 @@ def test_no_gres_text_breaks_the_reader(text: str) -> None:
 
 @pytest.mark.shared
 def test_recorded_nodes_of_several_versions() -> None:
+    """G123: fewer cards than configured drain a node, with the reason; G125: a state is its base and its flags."""
     nodes = {node.name: node for node in text.nodes_text((SAMPLES / "01_scontrol_show_node.txt").read_text())}
     assert nodes["s01"].gres == (Gres("gpu", "a100", 4),)
     assert (nodes["s01"].cpus, nodes["s01"].memory_mib, nodes["s01"].up, nodes["s01"].closed) == (
