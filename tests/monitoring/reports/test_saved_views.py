@@ -106,4 +106,4 @@ def test_the_month_close_shows_what_telemetry_saw(story: Story) -> None:
         seen = client.get(reverse("monitoring:report-coverage") + "?period=2026-05").content.decode()
         assert "52.9 % of allocated time has telemetry" in seen
         none = client.get(reverse("monitoring:report-coverage") + "?period=2026-02").content.decode()
-        assert "Nothing was held in this month." in none
+        assert "No held hours are summed for this month." in none
