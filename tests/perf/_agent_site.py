@@ -31,6 +31,7 @@ class Site:
         """Run a command as an allocation to its end: when it was decided (seconds since 1970), and its folder."""
         from tests.pool.agent.builders import allocation, start
 
+        self.node.refresh_from_db()  # its last heartbeat
         member = allocation(self.node, command)
         began = time.time()
         start(member)
