@@ -384,6 +384,7 @@ class TestAccess:
                 "spec": {"expirationSeconds": 3600},
             },
         )["status"]["token"]
+        wait_for(lambda: _answers(Connection(inline(plane, token)), "/api/v1/nodes"))
         with KubernetesRig(plane, kubelet, token=token) as rig:
             findings = rig.executor.check(cluster=rig.cluster).findings
             assert [item[0] for item in findings if not item[1]] == [
@@ -493,10 +494,10 @@ class TestMig:
             row = reserved(
                 rig.team,
                 card.flavour,
-                0,
                 shape="mig",
                 mig_profile="1g.10gb",
                 mig_count=2,
+                charge_milli=284,
                 command="sleep 600",
             )
             member = only_member(row)
@@ -543,6 +544,15 @@ class TestMig:
         assert rig.executor.layout_set(node=node, config="all-1g.10gb").state == "pending"
         rig.api.patch(path, {"metadata": {"labels": {said: "success"}}})
         assert rig.executor.layout(node=node) == Layout("all-1g.10gb", "success")
+
+
+def _answers(connection: Connection, path: str) -> bool:
+    """Whether this account may read it by now: rights take a moment to reach the API server's own view."""
+    try:
+        connection.get(path)
+    except Problem:
+        return False
+    return True
 
 
 def _apply(api: Connection, document: dict[str, Any]) -> None:
