@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.conf import settings
+from django.utils.translation import gettext_lazy as _
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
@@ -24,7 +25,7 @@ class DepartmentRef(serializers.Field):
         tree = self.context["view"].policy.tree
         found = next((row for row in tree.rows.values() if str(row.uid) == str(data).lower()), None)
         if found is None:
-            raise serializers.ValidationError("There is no such department.", code="unknown_department")
+            raise serializers.ValidationError(_("There is no such department."), code="unknown_department")
         return found
 
 
