@@ -23,6 +23,7 @@ from pool.selectors.past import pool_past, pool_setting
 from pool.services.snapshot import policy_from
 from portal.accounts.policy import DepartmentTree
 from quotas.engine.billing import PriceSpan, Use, cut_use
+from quotas.engine.ids import NodeId
 from quotas.models import GpuFlavour, LedgerSum
 from quotas.selectors.billing_time import billing_zone
 from quotas.selectors.prices import PriceBook
@@ -141,7 +142,7 @@ class Answerer:
         return out
 
     def _changes(self, numbers: Mapping[str, int], *, nodes: bool = True) -> Changes:
-        limits = {}
+        limits: dict[tuple[NodeId, str], Limits] = {}
         for row in self.given.get("quotas") or []:
             if row["department"] not in numbers:
                 raise PlayFailed("department_gone")

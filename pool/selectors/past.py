@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from django.db.models import Q
 
-from pool.engine.model import Node
+from pool.engine.model import EvictCause, Node
 from pool.engine.past import Piece, Played, Run, Setting
 from pool.models import Allocation, SchedulingPolicy
 from pool.selectors.planner_nodes import facts_of, nodes_read
@@ -29,10 +29,10 @@ WARM_UP = timedelta(hours=24)
 """So long before the period the play begins, so that it finds the pool at work."""
 
 GONE = (CapacityRequest.State.ENDED, CapacityRequest.State.WITHDRAWN, CapacityRequest.State.REJECTED)
-TAKEN = {
-    Allocation.EndReason.RECLAIMED: "reclaim",
-    Allocation.EndReason.OVER_QUOTA: "reclaim",
-    Allocation.EndReason.PREEMPTED: "preempt",
+TAKEN: dict[str, EvictCause] = {
+    str(Allocation.EndReason.RECLAIMED): "reclaim",
+    str(Allocation.EndReason.OVER_QUOTA): "reclaim",
+    str(Allocation.EndReason.PREEMPTED): "preempt",
 }
 
 
@@ -92,7 +92,7 @@ def pool_past(since: datetime, until: datetime, flavour: GpuFlavour | None = Non
                 max(one.start, warm),
                 min(one.end, last),
                 _ending(one, last),
-                TAKEN.get(one.reason),  # type: ignore[arg-type]
+                TAKEN.get(one.reason),
             )
             for one in begun
             if flavour is None or one.flavour == flavour.code

@@ -41,11 +41,11 @@ def focus_rows(lines: Lines) -> Iterator[list[str]]:
     start, end = month_bounds(month.year, month.month, billing_zone())
     account = settings.GPUPOOL_ORGANISATION or "GPU pool"
     rows = lines.booked().order_by("id").values_list(*FIELDS).iterator(chunk_size=5000)
-    listed = dict(
-        PriceRate.objects.filter(list_micro_per_gpu_hour__isnull=False).values_list(
-            "uid", "list_micro_per_gpu_hour"
-        )
-    )
+    listed = {
+        uid: micro
+        for uid, micro in PriceRate.objects.values_list("uid", "list_micro_per_gpu_hour")
+        if micro is not None
+    }
     return _rows(rows, month, utc(start), utc(end), account, listed)
 
 

@@ -49,7 +49,7 @@ class RateForm(forms.Form):
         required=False,
         help_text=gettext_lazy("A site's own price beats the general one. Empty: all sites."),
     )
-    department = forms.ModelChoiceField(
+    department: forms.ModelChoiceField[Department] = forms.ModelChoiceField(
         Department.objects.none(),
         label=gettext_lazy("Department"),
         required=False,
