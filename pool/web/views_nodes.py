@@ -122,8 +122,8 @@ def node_detail(request: HttpRequest, uid: Any) -> HttpResponse:
         "gpus": gpus,
         "held_milli": held,
         "total_milli": 1000 * len(gpus),
-        "cpu_milli": sum(a.host_cpu_milli or 0 for a in work),
-        "memory_mib": sum(a.host_memory_mib or 0 for a in work),
+        "cpu_milli": sum(a.host_cpu_milli or 0 for a in work),  # type: ignore[attr-defined]
+        "memory_mib": sum(a.host_memory_mib or 0 for a in work),  # type: ignore[attr-defined]
         "work": work,
         "people": len({a.holder_id for a in work}),
         "rest_ms": rest_ms,
