@@ -333,7 +333,7 @@ def ended(phase: str, reason: str = "", **terminated: Any) -> dict[str, Any]:
         (ended("Failed", "Preempting", exitCode=143), ("free", 143, 15, "preempted_there", False)),
         (
             pod("p", phase="Failed", reason="UnexpectedAdmissionError"),
-            ("free", None, None, "not_admitted", True),
+            ("free", None, None, "not_admitted", True),  # G108: it holds no card
         ),
         (pod("p", phase="Failed", reason="OutOfnvidia.com/gpu"), ("free", None, None, "not_admitted", True)),
         (
