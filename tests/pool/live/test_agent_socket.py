@@ -175,6 +175,7 @@ def test_a_lost_node_that_is_back_with_a_job_given_up_is_told_to_stop_it(alpha: 
 
 def test_a_mig_layout_that_changed_keeps_the_history_of_the_old_slices(alpha: Voice) -> None:
     """G091, G103: the layout is what was read last, whatever it was before a boot."""
+
     def slices(*uuids: str) -> dict:
         parts = [
             {
