@@ -131,7 +131,7 @@ def _fetch_all(source: MetricSource, targets: list[Target], secret: str) -> list
     pool = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="scrape")
     try:
         done, _ = wait([pool.submit(one, target) for target in targets], timeout=BUDGET_S)
-        return [future.result() for future in done]
+        return sorted((future.result() for future in done), key=lambda answer: answer[0].url)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
@@ -220,11 +220,20 @@ def identified(source: MetricSource, claims: dict[str, list[tuple[Target, Scrape
     }
     taken = {gpu.pk for uuid, gpu in learned.items() if uuid in claims}
     for uuid in strangers:
-        gpu = learned.get(uuid) or _placed(uuid, claims[uuid], places)
-        if gpu is not None and (uuid in learned or gpu.pk not in taken):
+        gpu = learned.get(uuid)
+        if gpu is None or not _still_there(gpu, claims[uuid]):
+            place = _placed(uuid, claims[uuid], places)
+            if place is not None and place.pk not in taken:
+                gpu = place  # new here, or moved here from a node that tells of it no longer
+        if gpu is not None:
             found[uuid] = gpu
             taken.add(gpu.pk)
     return found
+
+
+def _still_there(gpu: Gpu, told: list[tuple[Target, Scrape]]) -> bool:
+    """Whether the card's own node is among those that tell of it."""
+    return any(target.node is None or target.node.pk == gpu.node_id for target, _ in told)
 
 
 def _placed(uuid: str, told: list[tuple[Target, Scrape]], places: dict[tuple[str, int], Gpu]) -> Gpu | None:
@@ -321,6 +330,10 @@ def _remember(source: MetricSource, seen: list[tuple[Gpu, Reading]], at: datetim
                     workloads=reading.workloads[:20],
                 )
             )
+        for row in rows:
+            last = before.get(row.gpu_id)
+            if row.uuid and (last is None or last.uuid != row.uuid):
+                SourceCard.objects.filter(source=source, uuid=row.uuid).update(uuid="")
         SourceCard.objects.bulk_create(
             rows,
             update_conflicts=True,

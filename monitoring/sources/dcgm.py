@@ -8,6 +8,7 @@ weighted by their compute slices (P03). Fields whose unit differs by driver (NVL
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 
@@ -148,7 +149,8 @@ def _measure(reading: Reading, measure: str, value: float | None, factor: float)
         scaled = value * factor
         before = reading.values.get(measure)
         # The same row once per pod or job: equal, or of two moments (P04); the larger one stands.
-        reading.values[measure] = scaled if before is None or not before >= scaled else before
+        if before is None or math.isnan(before) or scaled > before:
+            reading.values[measure] = scaled
         reading.missing.pop(measure, None)
 
 

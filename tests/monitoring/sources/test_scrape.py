@@ -181,6 +181,20 @@ def test_a_made_up_identity_is_met_once_by_place_and_then_by_uuid_p21(
     assert dict(SourceCard.objects.values_list("gpu_id", "uuid")) == {zero.pk: uuid_of(1), one.pk: uuid_of(3)}
 
 
+def test_a_card_that_moved_to_another_node_is_met_there(exporter: Exporter, frozen: None) -> None:
+    here, there = b.node("k8s-01", 0), b.node("k8s-02", 0)
+    before, after = b.gpu(here, 0, uuid="K8S-a-0"), b.gpu(there, 0, uuid="K8S-b-0")
+    made = source(exporter, "/{node}/metrics")
+    exporter.bodies |= {"/k8s-01/metrics": series(uuid_of(1), util=11), "/k8s-02/metrics": ""}
+    source_scrape(source_id=made.pk)
+    exporter.bodies |= {"/k8s-01/metrics": "", "/k8s-02/metrics": series(uuid_of(1), util=22)}
+    with set_clock(T0 + timedelta(seconds=15)):
+        assert source_scrape(source_id=made.pk)["cards"] == 1
+    assert dict(GpuState.objects.values_list("gpu_id", "util_pm")) == {before.pk: 110, after.pk: 220}
+    assert dict(SourceCard.objects.values_list("gpu_id", "uuid")) == {before.pk: "", after.pk: uuid_of(1)}
+    assert not Incident.objects.exists()
+
+
 def test_a_prometheus_server_is_asked_with_its_times(exporter: Exporter, frozen: None) -> None:
     _, (card,) = cards("gpu-node-07", 1)
     Gpu.objects.filter(pk=card.pk).update(uuid="GPU-a000000a-1111-4222-8333-00000000000a")
