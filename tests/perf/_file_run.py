@@ -1,6 +1,7 @@
 """`python -m tests.perf._file_run KIND ID`: make one file in a process of its own; prints seconds and its peak memory.
 
-KIND export takes the number of an export job; pdf a kind of report, its grouping and a month, for the first reader.
+KIND export takes the number of an export job; pdf a kind of report, its grouping, a month and a flavour, for the
+first reader.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def main() -> None:
         pages = _counted()
         kind = kind_of(sys.argv[2])
         policy = policy_of(User.objects.get(username="u0"))
-        ask = ask_from(kind, {"by": sys.argv[3], "period": sys.argv[4]}, policy)
+        ask = ask_from(kind, {"by": sys.argv[3], "period": sys.argv[4], "flavour": sys.argv[5]}, policy)
         data = pdf_bytes(content_of(kind, ask, kind.make(ask)))
         extra = {"bytes": len(data), "pages": sum(pages)}
     took = time.monotonic() - began
