@@ -42,7 +42,7 @@ class AlertRuleInput(serializers.Serializer[Any]):
 class AlertSerializer(serializers.ModelSerializer[AlertFiring]):
     """One subject of a rule: pending until `opened_at`, over from `closed_at` on."""
 
-    rule = serializers.SlugRelatedField(slug_field="uid", read_only=True)
+    rule: Any = serializers.SlugRelatedField(slug_field="uid", read_only=True)
     name = serializers.CharField(source="rule.name", read_only=True)
 
     class Meta:

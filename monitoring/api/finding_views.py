@@ -24,11 +24,11 @@ class FindingSerializer(serializers.ModelSerializer[Finding]):
     """A finding. `gpu_ms`: GPU-milliseconds wasted; `micro`: millionths of the currency; `waste_milli`: milli-GPU."""
 
     ref = serializers.CharField(read_only=True)
-    allocation = serializers.SlugRelatedField(slug_field="uid", read_only=True)
-    gpu = serializers.SlugRelatedField(slug_field="uid", read_only=True)
-    holder = serializers.SlugRelatedField(slug_field="username", read_only=True)
-    department = serializers.SlugRelatedField(slug_field="code", read_only=True)
-    flavour = serializers.SlugRelatedField(slug_field="code", read_only=True)
+    allocation: Any = serializers.SlugRelatedField(slug_field="uid", read_only=True)
+    gpu: Any = serializers.SlugRelatedField(slug_field="uid", read_only=True)
+    holder: Any = serializers.SlugRelatedField(slug_field="username", read_only=True)
+    department: Any = serializers.SlugRelatedField(slug_field="code", read_only=True)
+    flavour: Any = serializers.SlugRelatedField(slug_field="code", read_only=True)
 
     class Meta:
         model = Finding

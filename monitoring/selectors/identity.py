@@ -72,8 +72,8 @@ def _read(node_id: int | None) -> dict[int, NodeIdentity]:
     for uuid, gpu_id, instance, where in slices.values_list("uuid", "gpu_id", "gpu_instance", "gpu__node_id"):
         nodes.setdefault(where, NodeIdentity()).slots[uuid] = (gpu_id, instance + 1)
     skewed = Node.objects.filter(pk__in=[node_id]) if node_id is not None else Node.objects.all()
-    for where, skew in skewed.exclude(clock_skew_ms=None).values_list("id", "clock_skew_ms"):
-        if where in nodes:
+    for where, skew in skewed.values_list("id", "clock_skew_ms"):
+        if skew is not None and where in nodes:
             nodes[where].skew_ms = skew
     return nodes
 

@@ -20,7 +20,7 @@ from monitoring.selectors.alert_values import Subject, values_of
 from pool.models import Lease
 from portal.accounts.policy import Policy
 from portal.kernel.clock import now
-from portal.kernel.errors import Conflict, Invalid, PreconditionFailed
+from portal.kernel.errors import Conflict, FieldProblem, Invalid, PreconditionFailed
 from portal.kernel.models import advance
 from portal.kernel.units import to_ms
 from portal.ops.actor import Actor
@@ -97,7 +97,7 @@ def _check(row: AlertRule) -> None:
         if row.threshold < LEAST:
             raise ValidationError({"threshold": _("It is too small.")})
     except ValidationError as error:
-        problems = [
+        problems: list[FieldProblem] = [
             {"pointer": name, "detail": str(text)}
             for name, texts in error.message_dict.items()
             for text in texts

@@ -21,7 +21,7 @@ def rows_copy(rows: Iterable[models.Model]) -> int:
         raise RuntimeError("rows are copied inside the transaction of the change that they belong to")
     meta = type(waiting[0])._meta
     fields = [one for one in meta.concrete_fields if not (one.primary_key and one is meta.auto_field)]
-    names = ", ".join(connection.ops.quote_name(one.column) for one in fields)
+    names = ", ".join(connection.ops.quote_name(str(one.column)) for one in fields)
     table = connection.ops.quote_name(meta.db_table)
     with connection.cursor() as cursor, cursor.copy(f"COPY {table} ({names}) FROM STDIN") as copy:
         for row in waiting:

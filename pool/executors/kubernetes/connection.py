@@ -144,11 +144,12 @@ class Connection:
         configuration.host = access.server
         configuration.retries = urllib3.Retry(0, redirect=False)
         self._client = client.ApiClient(configuration)
+        named: dict[str, Any] = {"server_hostname": access.server_name} if access.server_name else {}
         self._client.rest_client.pool_manager = urllib3.PoolManager(
             ssl_context=_context(access),
             retries=urllib3.Retry(0, redirect=False),
             maxsize=8,
-            **({"server_hostname": access.server_name} if access.server_name else {}),
+            **named,
         )
         self._headers = {"Accept": "application/json", "User-Agent": "gpu-pool-portal"}
         if access.token:

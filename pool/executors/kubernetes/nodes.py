@@ -413,7 +413,9 @@ def _dra_cards(slices: list[Mapping[str, Any]], notes: list[tuple[str, str]]) ->
         if _int((one["spec"].get("pool") or {}).get("generation")) == newest
         for device in one["spec"].get("devices") or []
     ]
-    lost, cards, parts = set(), [], {}
+    lost: set[str] = set()
+    cards: list[tuple[int, dict[str, Any]]] = []
+    parts: dict[str, Any] = {}
     for device in devices:
         taints = {str(taint.get("key")) for taint in (device.get("basic") or device).get("taints") or []}
         if taints:
