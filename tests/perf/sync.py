@@ -19,7 +19,7 @@ from typing import Any
 from tests.perf._database import fresh_database
 
 NODES, CARDS, RUNNING = 1000, 8, 5000
-ENDED, VANISHED, STRAYS, DRAINED = 100, 25, 10, 20
+ENDED, VANISHED, STRAYS, DRAINED = 50, 10, 5, 5
 CHANGES = 5
 LOOK_EVERY_S = 1.0
 
@@ -147,9 +147,13 @@ def _measure(folder: Path) -> dict[str, Any]:
 
 def _fill(controller: Controller) -> tuple[Any, list[Any]]:
     """The fleet and its running work in the database and over there, in step."""
+    from django.db import transaction
+    from django.db.backends.postgresql.psycopg_any import DateTimeTZRange, NumericRange
+
     from pool.executors.slurm import orders, read
     from pool.executors.slurm.settings import SlurmSettings
-    from pool.models import Allocation, AllocationMember, Cluster, Gpu, Lease, Node
+    from pool.models import Allocation, AllocationMember, Cluster, Gpu, Lease, LeaseSpan, Node
+    from pool.services.leases import leases_write
     from pool.services.outside_nodes import _digest
     from portal.kernel.clock import now
     from quotas.models import CapacityRequest
@@ -216,13 +220,14 @@ def _fill(controller: Controller) -> tuple[Any, list[Any]]:
         ),
         batch_size=2000,
     )  # fmt: skip
-    Lease.objects.bulk_create(
-        (
-            Lease(allocation=allocation, gpu=card, charge=1000, started_at=began)
-            for allocation, card in zip(running, cards, strict=True)
-        ),
-        batch_size=2000,
-    )
+    leases, spans = [], []
+    for allocation, card in zip(running, cards, strict=True):
+        lease = Lease(allocation=allocation, gpu=card, charge=1000, started_at=began)
+        leases.append(lease)
+        whole, since = NumericRange(0, 1000), DateTimeTZRange(began, None)
+        spans.append(LeaseSpan(lease=lease, gpu=card, span=whole, during=since))
+    with transaction.atomic():
+        leases_write(leases, spans)
     names = {node.pk: node.name for node in nodes}
     for place, (allocation, card) in enumerate(zip(running, cards, strict=True)):
         number = 1000 + place
