@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 PROGRAMS = ("slurmctld", "slurmd", "slurmdbd", "slurmrestd", "munged", "mariadbd", "sbatch", "sacctmgr")
@@ -264,6 +265,14 @@ class Testbed:
                     process.kill()
                     process.wait(WAIT_S)
                 self._started.remove(process)
+        self._end_orphans()
+
+    def _end_orphans(self) -> None:
+        """Jobs that a controller lost run on under their step daemon: what was started for this Slurm ends with it."""
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("SLURM_CONF") == str(self.conf):
+                    process.kill()
 
     # -- pieces -------------------------------------------------------------------------------------------
 
