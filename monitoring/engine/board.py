@@ -238,7 +238,8 @@ class Board:
 
     def cards(self) -> Iterable[int]:
         """Cells that are whole cards."""
-        return np.flatnonzero(self.is_card).tolist()  # type: ignore[no-any-return]
+        found: list[int] = np.flatnonzero(self.is_card).tolist()
+        return found
 
     def counts(self) -> dict[str, int]:
         """Cards by state (of the last `refresh`)."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from django.db.models import Sum
 
 from monitoring.engine.board import Board
@@ -61,7 +63,7 @@ def _cards(board: Board, metric: str) -> dict[str, Subject]:
     now_ms = to_ms(now())
     age = (now_ms - at) / 1000
     fresh = (at > 0) & (now_ms - at <= NO_DATA_MS)
-    values: np.ndarray
+    values: npt.NDArray[Any]
     if metric == M.GPU_AGE:
         values, usable = age, at > 0
     elif metric == M.GPU_MEMORY:
