@@ -50,6 +50,10 @@ class Answers:
                 )
                 said = outer.says[asked.path]
                 code, headers, body = said[0] if len(said) == 1 else said.pop(0)
+                since = parse_qs(asked.query).get("sinceTime", [""])[0].rstrip("Z").encode()
+                if since:
+                    lines = body.splitlines(keepends=True)
+                    body = b"".join(line for line in lines if line[:19] >= since)
                 self.send_response(code)
                 for name, value in headers.items():
                     self.send_header(name, value)
@@ -316,10 +320,10 @@ def test_pages_then_events_then_anew_after_410(server: Answers) -> None:
 # -- states ----------------------------------------------------------------------------------------------------
 
 
-def ended(phase: str, reason: str = "", **terminated: Any) -> dict[str, Any]:
+def ended(phase: str, why: str = "", **terminated: Any) -> dict[str, Any]:
     state = {"startedAt": "2026-06-01T08:00:00Z", "finishedAt": "2026-06-01T09:00:00Z", **terminated}
     made = {"containerStatuses": [{"name": "work", "state": {"terminated": state}}], "phase": phase}
-    return pod("p", **made, **({"reason": reason} if reason else {}))
+    return pod("p", **made, **({"reason": why} if why else {}))
 
 
 @pytest.mark.parametrize(
