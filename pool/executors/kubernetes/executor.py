@@ -45,7 +45,7 @@ from pool.executors.kubernetes.names import SpecError
 from pool.executors.kubernetes.options import problems_of
 from pool.executors.kubernetes.session import NOT_FOUND, Session, Sessions, failure
 from pool.executors.kubernetes.spec import order_of
-from pool.executors.kubernetes.states import departed, is_over, observed
+from pool.executors.kubernetes.states import departed, is_over, observed, observed_of
 from pool.executors.kubernetes.sweeping import sweep
 from pool.executors.kubernetes.view import slim
 from pool.models import Allocation, AllocationMember, Cluster, Node
@@ -192,7 +192,7 @@ class KubernetesExecutor:
             raise failure(problem, f"pod of {member}") from problem
         if _key(pod) != (member.allocation.uid, member.number):
             return Observation("unknown")
-        return observed(pod)
+        return observed_of(pod, _wanted(member))
 
     def look(self, *, cluster: Cluster, members: Sequence[AllocationMember], nodes: bool) -> Look:
         """From the view of this process, brought up to date. What it does not know is asked for: an order may be
@@ -226,7 +226,7 @@ class KubernetesExecutor:
         for pod in session.view.pods.values():
             key = _key(pod)
             if key is not None and key in ours:
-                seen[key] = observed(pod)
+                seen[key] = observed_of(pod, _wanted(ours[key]))
         return ours, seen
 
     def output(self, *, member: AllocationMember, offset: int) -> bytes:
@@ -290,11 +290,18 @@ class KubernetesExecutor:
         session = self._session(member.node.cluster)
         path = _path(session, member)
         try:
-            if not is_over(session.connection.get(path)):
-                session.connection.delete(path, KILL_GRACE_S)
+            try:
+                if not is_over(session.connection.get(path)):
+                    session.connection.delete(path, KILL_GRACE_S)
+            except Problem as problem:
+                if problem.code != NOT_FOUND:
+                    raise
+            if member.allocation.request.nodes > 1 and member.number == 0:
+                namespace, _ = _where(session, member)
+                group = names.group_name(member.allocation.uid)
+                session.connection.delete(f"/api/v1/namespaces/{namespace}/services/{group}")
         except Problem as problem:
-            if problem.code != NOT_FOUND:
-                raise failure(problem, f"release of {member}") from problem
+            raise failure(problem, f"release of {member}") from problem
 
     def end(self, *, cluster: Cluster, external_id: str) -> None:
         """Remove a pod that should not be there."""
@@ -377,8 +384,12 @@ def _went(session: Session, member: AllocationMember) -> Observation:
     pod = session.view.gone.get(f"{namespace}/{name}")
     if pod is None or _key(pod) != (member.allocation.uid, member.number):
         return Observation("unknown")
-    wanted = member.allocation.state in WANTED and member.stop_ordered_at is None
-    return departed(pod, wanted)
+    return departed(pod, _wanted(member))
+
+
+def _wanted(member: AllocationMember) -> bool:
+    """Whether nobody here asked for its end."""
+    return member.allocation.state in WANTED and member.stop_ordered_at is None
 
 
 def _key(pod: dict[str, Any]) -> Key | None:

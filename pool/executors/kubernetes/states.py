@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -36,6 +37,7 @@ NOT_BY_ITSELF = {
 BAD_IMAGE = re.compile(
     r"not found|manifest unknown|does not exist|unauthorized|access denied|denied|no such host", re.IGNORECASE
 )
+REMOVED = {"code": "removed_there", "detail": "The pod was removed over there.", "retryable": True}
 DEVICE_ANNOTATION = "hami.io/vgpu-devices-allocated"
 SIGKILL = 137
 
@@ -87,15 +89,24 @@ def departed(pod: Mapping[str, Any], wanted: bool) -> Observation:
     if last.state == "free":
         return last
     began = last.state in ("running", "exited")
-    detail = "The pod was removed over there."
     return Observation(
         "free",
         started_at=last.started_at,
         external_id=last.external_id,
         account=last.account,
-        error={"code": "removed_there", "detail": detail, "retryable": True} if wanted else None,
+        error=dict(REMOVED) if wanted else None,
         failed_start=not began,
     )
+
+
+def observed_of(pod: Mapping[str, Any], wanted: bool) -> Observation:
+    """As ``observed``; a pod that is being removed and ended badly while we still ``wanted`` it was ended by whoever
+    removes it."""
+    seen = observed(pod)
+    ended = seen.state in ("free", "exited") and seen.error is None and seen.exit_code != 0
+    if wanted and ended and pod["metadata"].get("deletionTimestamp"):
+        return replace(seen, error=dict(REMOVED))
+    return seen
 
 
 def is_over(pod: Mapping[str, Any]) -> bool:

@@ -33,8 +33,7 @@ def sweep(session: Session, asked: set[Key]) -> int:
         try:
             session.connection.delete(f"{base}/pods/{meta['name']}", 0, uid=meta["uid"])
             uid = UUID(meta["labels"][names.ALLOCATION])
-            if meta["name"] != names.group_name(uid):
-                _leftovers(session, base, meta, uid)
+            _leftovers(session, base, meta, uid)
             removed += 1
         except (Problem, ExecutorFailure) as error:
             log.info("pod_not_swept", pod=meta["name"], error=str(error)[:200])

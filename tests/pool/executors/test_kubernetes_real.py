@@ -417,6 +417,7 @@ class TestAccess:
     ) -> None:
         with KubernetesRig(plane, kubelet) as one, KubernetesRig(plane, kubelet) as other:
             one.executor = other.executor
+            one.cluster.nodes.update(health="suspect")  # nothing is placed there
             one.away()
             with pytest.raises(RetryableFailure, match="cluster_away"):
                 one.executor.discover(cluster=one.cluster)
@@ -529,7 +530,8 @@ class TestMig:
         rig.api.patch(path, {"metadata": {"labels": {config: "all-disabled", said: "success"}}})
         assert refused() == "node_not_closed"
         member = started(rig)
-        rig.executor.cordon(node=node, reason="gpupool: new layout")
+        node_cordon(acting_user=ADMIN, node=node, reason="new layout")
+        rig.look()
         assert refused() == "node_in_use"
         assert rig.api.get(path)["metadata"]["labels"][config] == "all-disabled"
         end(rig, member)
