@@ -6,7 +6,12 @@ from typing import Any
 
 from django.db.models import QuerySet
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_view
+from drf_spectacular.utils import (
+    OpenApiParameter,
+    extend_schema,
+    extend_schema_serializer,
+    extend_schema_view,
+)
 from rest_framework import mixins, serializers
 from rest_framework.decorators import action
 from rest_framework.request import Request
@@ -47,6 +52,7 @@ class DaySerializer(serializers.ModelSerializer[FindingDay]):
         fields = ["local_day", "gpu_ms", "micro"]
 
 
+@extend_schema_serializer(component_name="FindingEntry")
 class EntrySerializer(serializers.ModelSerializer[FindingEntry]):
     """A line of a finding's history."""
 

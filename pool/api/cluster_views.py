@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.db.models import QuerySet
-from drf_spectacular.utils import extend_schema
+from drf_spectacular.utils import extend_schema, extend_schema_serializer
 from rest_framework import mixins, serializers
 from rest_framework.decorators import action
 from rest_framework.request import Request
@@ -54,6 +54,7 @@ class CredentialInput(serializers.Serializer[Any]):
     value = serializers.CharField(allow_blank=True, trim_whitespace=False)
 
 
+@extend_schema_serializer(component_name="ClusterFinding")
 class FindingSerializer(serializers.Serializer[Any]):
     """One finding of a check."""
 

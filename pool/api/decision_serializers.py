@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from drf_spectacular.utils import extend_schema_serializer
 from rest_framework import serializers
 
 from pool.models import SchedulerCycle, SchedulingPolicy
@@ -69,6 +70,7 @@ class ReplaySerializer(serializers.Serializer[Any]):
     differing = serializers.JSONField()
 
 
+@extend_schema_serializer(component_name="SchedulingPolicy")
 class PolicySerializer(serializers.ModelSerializer[SchedulingPolicy]):
     """A version of the policy: the switches that differ from the defaults."""
 
