@@ -236,6 +236,7 @@ class Plane:
             return bool(answer.status == 200)
 
     def _run(self, name: str, *command: str) -> None:
+        # In the group of the test run, so that they end with it however it ends.
         with (self.folder / f"{name}.log").open("ab") as out:
             self.processes[name] = subprocess.Popen(
                 command,
@@ -243,7 +244,6 @@ class Plane:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
                 env={"PATH": os.environ["PATH"], "HOME": str(self.folder)},
             )
 
