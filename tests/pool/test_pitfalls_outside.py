@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from pool.executors.kubernetes.nodes import read_node
-from pool.executors.slurm import read
+from pool.executors.slurm import read, text
 from tests.samples import needs_real, real
 
 
@@ -32,5 +32,5 @@ def test_p35_slurm_tells_no_use_of_mig_instances() -> None:
 def test_p36_a_type_that_is_not_told_and_a_use_that_is_not_told() -> None:
     (kind,) = read.gres("gpu:(null):3(IDX:0-1,3)")
     assert (kind.type, kind.count, kind.indexes) == ("", 3, (0, 1, 3))
-    without = read.nodes_text("NodeName=n1 State=IDLE CPUTot=8 RealMemory=1000 Gres=gpu:a100:4\n")[0]
+    without = text.nodes_text("NodeName=n1 State=IDLE CPUTot=8 RealMemory=1000 Gres=gpu:a100:4\n")[0]
     assert without.used == () and without.gres[0].count == 4
