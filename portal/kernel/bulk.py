@@ -23,7 +23,9 @@ def rows_copy(rows: Iterable[models.Model]) -> int:
     fields = [one for one in meta.concrete_fields if not (one.primary_key and one is meta.auto_field)]
     names = ", ".join(connection.ops.quote_name(str(one.column)) for one in fields)
     table = connection.ops.quote_name(meta.db_table)
-    with connection.cursor() as cursor, cursor.copy(f"COPY {table} ({names}) FROM STDIN") as copy:
+    statement = f"COPY {table} ({names}) FROM STDIN"
+    # What the server finds wrong comes out where the copy ends, past the cursor that would make it Django's error.
+    with connection.wrap_database_errors, connection.cursor() as cursor, cursor.copy(statement) as copy:
         for row in waiting:
             row._prepare_related_fields_for_save(operation_name="bulk_create")  # type: ignore[attr-defined]
             copy.write_row([_value(one, row) for one in fields])

@@ -24,8 +24,8 @@ NODE_COLUMNS = ("node_id", "cpu_milli", "memory_mib", "gpu", "model")
 TASK_COLUMNS = ("task_id", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec")
 JOB_COLUMNS = ("job_id", "submit_time", "duration", "gpu_num", "vc")
 QUOTA_COLUMNS = ("vc", "nominal_gpus")
-PATIENCE_S = 30
-"""Half a minute without a card is less harm than stopping work that is done with it just then."""
+PATIENCE_S = 20
+"""Some seconds without a card are less harm than stopping work that would be done with one just then."""
 MS_PER_GPU_HOUR = 3600 * MS_PER_SECOND
 
 Row = dict[str, str]

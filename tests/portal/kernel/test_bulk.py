@@ -1,0 +1,41 @@
+"""Rows by COPY: what comes out is what went in, and only within the transaction of a change."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from django.db import IntegrityError, transaction
+
+from portal.kernel.bulk import rows_copy
+from portal.ops.models import OutboxEvent
+
+AT = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
+TRICKY = {"text": 'a\tb\nc\\d "e" \\N 卡', "none": None, "list": [1, 2.5, True], "deep": {"": ""}}
+
+
+def event(topic: str, **payload: object) -> OutboxEvent:
+    return OutboxEvent(topic=topic, payload=payload, key="\\N\t卡", created_at=AT, available_at=AT)
+
+
+@pytest.mark.django_db
+def test_rows_are_what_was_given():
+    assert rows_copy([event("t.one", **TRICKY), event("t.two")]) == 2
+    one, two = OutboxEvent.objects.order_by("id")
+    assert (one.topic, one.payload, one.key, one.created_at) == ("t.one", TRICKY, "\\N\t卡", AT)
+    assert (two.topic, two.payload, two.done_at) == ("t.two", {}, None)
+    assert rows_copy([]) == 0
+
+
+@pytest.mark.django_db(transaction=True)
+def test_rows_belong_to_a_transaction_and_go_with_it():
+    with pytest.raises(RuntimeError):
+        rows_copy([event("t.alone")])
+    with pytest.raises(IntegrityError), transaction.atomic():
+        rows_copy(
+            [
+                event("t.good"),
+                OutboxEvent(topic="t.bad", payload={}, key="k", created_at=None, available_at=AT),
+            ]
+        )
+    assert OutboxEvent.objects.count() == 0
