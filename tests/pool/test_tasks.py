@@ -23,6 +23,7 @@ def test_beat_names_only_tasks_that_exist() -> None:
         "pool.sweep_nodes",
         "pool.sweep_windows",
         "pool.tidy_decisions",
+        "pool.tidy_uploads",
     ]
     app.loader.import_default_modules()
     assert set(BEAT) <= set(app.tasks)
