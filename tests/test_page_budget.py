@@ -45,6 +45,8 @@ PAGES: list[tuple[str, str]] = [
     ("zhao.rui", "pool:operations"),
     ("zhao.rui", "pool:nodes"),
     ("zhao.rui", "monitoring:wall"),
+    ("zhao.rui", "monitoring:waste"),
+    ("zhao.rui", "monitoring:alert-rules"),
     ("zhao.rui", "accounts:people"),
     ("zhao.rui", "accounts:departments"),
     ("zhao.rui", "quotas:policy"),
