@@ -188,6 +188,28 @@ def test_a_batch_that_the_database_refuses_is_tried_one_by_one(team, h800, monke
     assert Lease.objects.count() == UsageSpan.objects.count() == 3
 
 
+def test_what_the_database_refuses_of_a_batch_is_a_refusal_by_its_name(team, h800):
+    """A span is open on a card though its lease ended: the COPY of a batch runs into it, and nothing is written."""
+    pool.node(h800, 1)
+    build.limits(team, h800, 8)
+    pool.queued(team, h800, 1, queued_at=T)
+    with patch("pool.tasks.start_allocation.apply_async"):
+        schedule_cycle()
+    Lease.objects.update(ended_at=T)
+    Allocation.objects.update(state="ended")
+    CapacityRequest.objects.update(state="ended")
+    QuotaUsage.objects.update(direct=0)
+    usage_recompute(flavour_id=h800.pk)
+    planner_reset()
+    asked = pool.queued(team, h800, 1, queued_at=T)
+    result = schedule_cycle()
+    assert (result.placed, result.refused > 0, result.waiting) == ((), True, 1)
+    refusals = [one for row in SchedulerCycle.objects.order_by("id") for one in row.refusals]
+    assert {(one["request"], one["code"]) for one in refusals} == {(asked.pk, "lease_span_never_twice")}
+    assert nothing_written(asked)
+    assert Lease.objects.filter(ended_at=None).count() == 0
+
+
 def test_a_card_whose_last_lease_ended_in_the_future_is_held_from_then_on(team, h800):
     """The clock was an hour ahead when a lease ended there and was put back since: one batch places all the same."""
     node = pool.node(h800, 2)
