@@ -134,6 +134,7 @@ def request_list(request: HttpRequest) -> HttpResponse:
         "flavours": names,
         "states": [("open", pgettext("request", "Open")), ("ended", _("Ended")), ("all", _("All"))],
         "reads_others": bool(policy.reads),
+        "may_ask": bool(policy.asks_for),
         "q_id": "q",
     }
     return render(request, "quotas/request_list.html", context)
