@@ -210,5 +210,6 @@ def finding_act_view(request: HttpRequest, uid: UUID, act: str) -> HttpResponse:
     messages.success(request, f"{finding.ref}: {words[act]}")
     back = request.POST.get("back", "")
     if back == "list":
-        return HttpResponseRedirect(reverse("monitoring:waste"))
+        query = request.POST.get("query", "")[:500]
+        return HttpResponseRedirect(reverse("monitoring:waste") + (f"?{query}" if query else ""))
     return HttpResponseRedirect(reverse("monitoring:finding", args=[uid]))

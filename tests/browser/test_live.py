@@ -160,21 +160,6 @@ def test_a_hidden_tab_rests_after_a_minute_and_comes_back_with_a_snapshot(peer: 
     assert peer.seen() == [["snapshot", 1], ["snapshot", 44]]
 
 
-@pytest.mark.parametrize(("chance", "early", "late"), [(0.0, 240, 260), (0.999, 735, 760)])
-def test_readers_come_back_at_different_moments(peer: Peer, chance: float, early: int, late: int) -> None:
-    """The pause before the first try is 500 ms times something from one half to one and a half."""
-    peer.say("snapshot", 1)
-    peer.page.evaluate("(chance) => { Math.random = () => chance; }", chance)
-    peer.routes[-1].close(code=1012)
-    peer.page.wait_for_timeout(50)
-    peer.page.clock.run_for(early)
-    peer.page.wait_for_timeout(50)
-    assert len(peer.routes) == 1
-    peer.page.clock.run_for(late - early)
-    peer.page.wait_for_timeout(50)
-    assert len(peer.routes) == 2
-
-
 def test_the_address_of_a_socket_keeps_prefix_and_security(peer: Peer) -> None:
     script = """async () => {
       const app = document.querySelector('script[type=module]').src;
