@@ -78,7 +78,11 @@ def packed_raw() -> bytes:
     return gzip.decompress(packed(("one", b"1")).getvalue())
 
 
-@pytest.mark.parametrize("data", [b"", b"no archive", gzip.compress(b"no tar either" * 100)])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"no archive", gzip.compress(b"no tar either" * 100)],
+    ids=["nothing", "text", "packed text"],
+)
 def test_what_is_no_archive_is_refused(data: bytes) -> None:
     if data == b"":
         assert code_of(io.BytesIO(data)) == "archive_unreadable"
