@@ -29,6 +29,7 @@ from portal.kernel.csv_export import csv_response, people_csv
 from portal.kernel.errors import DomainError, Invalid
 from portal.kernel.units import gpu_hours, money_from_micro
 from portal.ops.actor import actor_of
+from portal.web.actors import actor_word
 from quotas.engine.billing import local_day
 from quotas.selectors.billing_time import billing_zone
 
@@ -161,7 +162,7 @@ def _detail(request: HttpRequest, uid: UUID, error: DomainError | None = None) -
         {
             "time": entry.at,
             "text": entry_words(entry),
-            "note": " · ".join(part for part in (entry.actor_name, entry.text) if part),
+            "note": " · ".join(part for part in (actor_word(entry.actor_name), entry.text) if part),
             "tone": ENTRY_LOOKS.get(entry.kind, ("mute", "info"))[0],
             "icon": ENTRY_LOOKS.get(entry.kind, ("mute", "info"))[1],
         }

@@ -171,22 +171,6 @@ def incident_words(kind: str) -> str:
 
 
 @register.filter
-def actor_words(name: str) -> str:
-    """The installation's own parts by their names; people's names stay as they are."""
-    table = {
-        "scheduler": _("Scheduler"),
-        "executor": _("Executor"),
-        "agent": _("Agent"),
-        "rules": _("Rules"),
-        "node watch": _("Node watch"),
-        "idle watch": _("Idle watch"),
-        "maintenance": pgettext("cause", "Maintenance"),
-        "system": pgettext("actor", "The installation"),
-    }
-    return table.get(name, name)
-
-
-@register.filter
 def wait_words(entry: QueueEntry) -> str:
     """Why a request waits, in one sentence."""
     flavour = entry.request.flavour

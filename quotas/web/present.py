@@ -14,6 +14,7 @@ from django.utils.safestring import mark_safe
 from django.utils.translation import gettext as _
 from django.utils.translation import pgettext
 
+from portal.web.actors import actor_word
 from quotas.models import ApprovalStep, CapacityRequest, QuotaChange
 from quotas.selectors.approvers import Deciders
 from quotas.selectors.series import Progress
@@ -335,18 +336,6 @@ def history(request: CapacityRequest, limit: int = 100) -> list[dict[str, Any]]:
             }
         )
     return out
-
-
-def actor_word(name: str) -> str:
-    """The installation's own actors in the reader's language."""
-    words = {
-        "scheduler": _("Scheduler"),
-        "queue": _("Queue"),
-        "policy": _("Policy"),
-        "system": _("System"),
-        "approval clock": _("Approval clock"),
-    }
-    return words.get(name, name)
 
 
 def field_word(name: str) -> str:

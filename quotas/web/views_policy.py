@@ -20,6 +20,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 from portal.accounts.policy import Policy
 from portal.kernel.errors import DomainError, Invalid
 from portal.ops.actor import actor_of
+from portal.web.actors import actor_word
 from quotas.engine.approval import Ask, Condition, Rule, evaluate, parse_policy
 from quotas.models import ApprovalPolicy, AskRule, CapacityRequest
 from quotas.services.approval_policy import policy_default_ensure, policy_publish
@@ -73,7 +74,7 @@ def approval_policy(request: HttpRequest) -> HttpResponse:
         "plan_steps": [f"{role_words()[step.role]}, {step.timeout_hours} {_('h')}" for step in plan.steps]
         if plan
         else [],
-        "by": present.actor_word(current.published_by_name),
+        "by": actor_word(current.published_by_name),
         "ask_rules": AskRule.objects.select_related("department").order_by("department__name", "id"),
         "ask_departments": department_options(policy),
     }

@@ -8,10 +8,11 @@ from typing import Any
 from django.template import Context
 from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
-from django.utils.translation import gettext, pgettext
+from django.utils.translation import gettext
 
 from portal.kernel import clock
 from portal.web import formats, icons, states
+from portal.web.actors import actor_word
 from portal.web.tags.base import EMPTY, attr, register, request_of, svg
 
 
@@ -216,16 +217,7 @@ def via_word(via: str) -> str:
     return words.get(via, via)
 
 
-@register.filter
-def actor_word(name: str) -> str:
-    """``{{ event.actor_name|actor_word }}``: the installation's own parts in words; people's names as they are."""
-    words = {
-        "scheduler": gettext("Scheduler"),
-        "executor": gettext("Executor"),
-        "agent": gettext("Agent"),
-        "system": pgettext("actor", "The installation"),
-    }
-    return words.get(name, name)
+register.filter(actor_word)
 
 
 @register.filter
