@@ -85,7 +85,7 @@ def observed(pod: Mapping[str, Any]) -> Observation:
 def departed(pod: Mapping[str, Any], wanted: bool) -> Observation:
     """A member whose pod went, from how it was last seen. ``wanted``: we did not ask for its end, so somebody else
     removed it."""
-    last = observed(pod)
+    last = observed_of(pod, wanted)
     if last.state == "free":
         return last
     began = last.state in ("running", "exited")
