@@ -51,13 +51,8 @@ def _updates(page: Any, ids: list[int], parts: int) -> list[float]:
 
 
 def _measure(page: Any, port: int, ids: list[int]) -> dict[str, float]:
-    scripts: dict[str, bytes] = {}
-
-    def keep(response: Any) -> None:
-        if response.request.resource_type == "script":
-            scripts[response.url] = response.body()
-
-    page.on("response", keep)
+    asked: set[str] = set()
+    page.on("request", lambda one: asked.add(one.url) if one.resource_type == "script" else None)
     address = f"http://127.0.0.1:{port}/wall/"
     page.goto(address)
     page.wait_for_function(THERE, timeout=60_000)  # the server has read its fleet, the browser its files
@@ -66,6 +61,7 @@ def _measure(page: Any, port: int, ids: list[int]) -> dict[str, float]:
     first = float(page.evaluate("performance.now()"))
     full = _updates(page, ids, 1)
     tenth = _updates(page, ids, TENTH)
+    scripts = {url: page.request.get(url).body() for url in asked}
     tiles = page.evaluate("[...document.querySelectorAll('#wall canvas')].filter((c) => c.width).length")
     return {
         "first_view_ms": round(first),
