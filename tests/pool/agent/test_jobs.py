@@ -14,6 +14,7 @@ import pytest
 from pool.agent import procs
 from pool.executors.base import executor_for
 from pool.models import AgentCommand, AllocationEvent, Gpu, Node
+from tests.parts import missing
 from tests.pool.agent.builders import allocation, output, start, state, stop
 from tests.pool.agent.conftest import FakeNvml, Process, Site, wait_for
 
@@ -139,7 +140,7 @@ def test_output_and_end_are_spooled_while_the_installation_is_away(online: Proce
 
 def test_without_an_account_a_root_agent_refuses_in_words(enrolled: Process, followed: list[dict]) -> None:
     if os.geteuid() != 0:
-        pytest.skip("only a root agent needs accounts")
+        missing("only a root agent needs accounts")
     from pool.agent import config
 
     settings = config.load(str(enrolled.state))

@@ -14,6 +14,7 @@ from pool.agent import procs, workspace
 from pool.agent.accounts import Account
 from pool.agent.jobs import KEEP_WORK_SECONDS, Jobs
 from pool.agent.outbox import Outbox
+from tests.parts import missing
 from tests.pool.agent.conftest import wait_for
 
 FIRST = "01a22e77-76a8-79e1-84ec-88011de29caf"
@@ -92,7 +93,7 @@ def test_a_work_folder_goes_a_month_after_its_last_use_and_a_used_one_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if os.geteuid() != 0:
-        pytest.skip("only root gives folders to others")
+        missing("only root gives folders to others")
     jobs = jobs_of(tmp_path, monkeypatch)
     jobs.jobs[(FIRST, 0)] = jobs._make(FIRST, 0, {"hold": True, "workdir_name": "used"})
     outside = tmp_path / "outside"
