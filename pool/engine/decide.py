@@ -68,6 +68,7 @@ def decide(
     only: Collection[int] | None = None,
     explain: bool = True,
     world: World | None = None,
+    behind: Mapping[str, Mapping[int, int]] | None = None,
 ) -> Plan:
     """The plan for one moment. Every pending request is in ``places`` or in ``waiting``, never in both.
 
@@ -75,12 +76,14 @@ def decide(
     of the last whole plan (``Snapshot.promised``). The plan is about these alone then.
     ``explain`` False: no ``waiting`` (for replays and searches).
     ``world``: the world of this snapshot where the caller keeps one; it is left as it was.
+    ``behind``: milli-GPU that others ask for, by flavour and department, who are left out because each stands
+    behind a pending one of its kind that cannot start: they count towards the fair shares (for replays).
     """
     world = world if world is not None else World(snapshot)
     pending = sorted(snapshot.pending, key=lambda request: request.id)
     settled = _Settled()
     with world.what_if():
-        shares = fair_shares(world.trees, pending, world.capacity, world.charge_first, world.shares)
+        shares = fair_shares(world.trees, pending, world.capacity, world.charge_first, world.shares, behind)
         for turn in range(ROUNDS):
             token = world.mark()
             round_ = Round(world, snapshot, policy, now, shares, explain=explain)

@@ -141,14 +141,16 @@ def fair_shares(
     capacity: Mapping[str, int],
     charge: Callable[[Request], int],
     known: Known | None = None,
+    behind: Mapping[str, Mapping[int, int]] | None = None,
 ) -> dict[str, dict[NodeId, float]]:
     """Fair share per flavour and department in milli-GPU: ask = min(limit, running + waiting), whole cards
     shared.
 
     A request that accepts several flavours counts towards its first. ``known``: what was worked out before for
-    the same limits, used where nothing else changed and brought up to date.
+    the same limits, used where nothing else changed and brought up to date. ``behind``: what others wait for beside
+    the requests.
     """
-    waiting: dict[str, dict[NodeId, int]] = {}
+    waiting: dict[str, dict[NodeId, int]] = {code: dict(asked) for code, asked in (behind or {}).items()}
     for request in requests:
         if request.flavours:
             by_department = waiting.setdefault(request.flavours[0], {})

@@ -8,6 +8,8 @@ and is repeated until it changes nothing. Times are milliseconds from the beginn
 from __future__ import annotations
 
 import heapq
+from bisect import insort
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -97,33 +99,37 @@ class _Replay:
         )
         self.world = World(self.snapshot)
         self.left = [job.duration for job in self.jobs]
-        self.pending: dict[int, Request] = {}
+        self.waiting: dict[tuple[int, int], list[int]] = {}
+        """Who waits by department and size, in line order: of one kind the first that is blocked blocks all."""
+        self.requests = [self._request(number) for number in range(len(self.jobs))]
+        self.asked: Counter[int] = Counter()
+        """Milli-GPU that wait, by department."""
+        self.free = total
         self.running: dict[int, _Run] = {}
         self.ends: list[tuple[int, int, int]] = []
-        self.wakes: list[int] = []
-        """Moments at which the patience of somebody ends."""
+        self.wakes: list[tuple[int, int]] = []
+        """Moments at which the patience of a job ends."""
         self.kept: tuple[Kept, ...] = ()
         self.starts = 0
         self.outcome = Outcome()
 
     def play(self) -> Outcome:
         arriving = 0
-        while arriving < len(self.jobs) or self.ends or (self.wakes and self.pending):
+        while arriving < len(self.jobs) or self.ends or (self.wakes and self.waiting):
             moments = [self.jobs[arriving].submitted] if arriving < len(self.jobs) else []
             moments += [self.ends[0][0]] if self.ends else []
-            moments += [self.wakes[0]] if self.wakes else []
+            moments += [self.wakes[0][0]] if self.wakes else []
             now = min(moments)
             changed = self._finish_due(now)
-            while self.wakes and self.wakes[0] <= now:
-                heapq.heappop(self.wakes)
-                changed = True
+            while self.wakes and self.wakes[0][0] <= now:
+                changed = self._waits(heapq.heappop(self.wakes)[1]) or changed
             while arriving < len(self.jobs) and self.jobs[arriving].submitted <= now:
-                self.pending[arriving] = self._request(arriving)
+                self._wait(arriving)
                 if self.policy.reclaim_patience_ms and self.jobs[arriving].gpus <= 1:
-                    heapq.heappush(self.wakes, now + self.policy.reclaim_patience_ms)
+                    heapq.heappush(self.wakes, (now + self.policy.reclaim_patience_ms, arriving))
                 arriving += 1
                 changed = True
-            while changed and self.pending:
+            while changed and self.waiting:
                 changed = self._cycle(now)
         return self.outcome
 
@@ -136,6 +142,33 @@ class _Replay:
             per_node=job.gpus,
             queued_at=job.submitted,
         )
+
+    def _wait(self, number: int) -> None:
+        department, gpus = kind = self._kind(number)
+        insort(self.waiting.setdefault(kind, []), number)
+        self.asked[department] += 1000 * gpus
+
+    def _kind(self, number: int) -> tuple[int, int]:
+        job = self.jobs[number]
+        return self.department[job.department], job.gpus
+
+    def _waits(self, number: int) -> bool:
+        return number in self.waiting.get(self._kind(number), ())
+
+    def _heads(self) -> tuple[list[int], dict[int, int]]:
+        """Of each kind as many as could start now and one more, and what those behind them ask for by department:
+        they would be judged as the last of these.
+        """
+        heads: list[int] = []
+        behind = dict(self.asked)
+        kept = {one.request_id for one in self.kept}
+        for (department, gpus), numbers in self.waiting.items():
+            most = self.free // max(1, gpus) + 1
+            looked = numbers[:most]
+            looked += [number for number in numbers[most:] if number in kept] if kept else []
+            behind[department] -= 1000 * gpus * len(looked)
+            heads += looked
+        return heads, behind
 
     def _finish_due(self, now: int) -> bool:
         """End what has run its time; whether anything did."""
@@ -151,27 +184,35 @@ class _Replay:
 
     def _cycle(self, now: int) -> bool:
         """Decide once and carry it out at once; whether to look again: a plan that evicts nobody is complete."""
-        snapshot = replace(self.snapshot, pending=tuple(self.pending.values()), kept=self.kept)
-        plan = decide(snapshot, self.policy, now, explain=False, world=self.world)
+        heads, behind = self._heads()
+        snapshot = replace(
+            self.snapshot, pending=tuple([self.requests[number] for number in heads]), kept=self.kept
+        )
+        plan = decide(snapshot, self.policy, now, explain=False, world=self.world, behind={FLAVOUR: behind})
         self.outcome.cycles += 1
         for evict in plan.evicts:
             run = self.running[evict.allocation_id]
             self._stop(run, now, "preempt")
-            self.pending[run.number] = self._request(run.number)
+            self._wait(run.number)
         for place in plan.places:
             self._start(place.request_id, now, place.members)
         self.kept = plan.keeps
         return bool(plan.evicts)
 
     def _start(self, number: int, now: int, members: tuple[Member, ...]) -> None:
-        request = self.pending.pop(number)
+        department, gpus = kind = self._kind(number)
+        self.waiting[kind].remove(number)
+        if not self.waiting[kind]:
+            del self.waiting[kind]
+        self.asked[department] -= 1000 * gpus
+        self.free -= gpus
         self.starts += 1
         allocation = Running(
             allocation_id=self.starts,
             request_id=number,
-            department_id=request.department_id,
+            department_id=department,
             flavour=FLAVOUR,
-            charge_milli=1000 * request.per_node,
+            charge_milli=1000 * gpus,
             members=members,
             started_at=now,
         )
@@ -184,6 +225,7 @@ class _Replay:
         allocation = run.allocation
         self.world.end(allocation.allocation_id)
         del self.running[allocation.allocation_id]
+        self.free += self.jobs[run.number].gpus
         self.left[run.number] -= now - run.started
         self.outcome.events.append(Event(now, self.jobs[run.number].id, kind))
         if kind == "preempt":
