@@ -159,8 +159,8 @@ def _foreign() -> Iterator[Candidate]:
     """Processes on cards that nobody holds: each with its name, user and memory, never its arguments."""
     leased = set(Lease.objects.filter(ended_at=None).values_list("gpu_id", flat=True))
     for card in evidence.foreign_cards():
-        if card.pk in leased:
-            continue
+        if card.pk in leased or all(process.get("awaited") for process in card.foreign_use):
+            continue  # held, or taken by the cluster for somebody who was not seen yet
         starts = [parse_datetime(str(p.get("since", ""))) for p in card.foreign_use]
         known = [moment for moment in starts if moment is not None and moment.tzinfo is not None]
         since = min(known, default=card.updated_at)

@@ -87,21 +87,26 @@ def gpu_cordon(*, acting_user: Actor, gpu: Gpu, cordoned: bool, reason: str) -> 
 
 
 def gpu_foreign_use_set(*, gpu: Gpu, processes: list[dict[str, Any]]) -> bool:
-    """Processes seen on a card without a lease (name, user, memory; never arguments): it is not free for us."""
+    """Processes seen on a card without a lease (name, user, memory; never arguments): it is not free for us. One that
+    is only ``awaited`` (the outside system put our work out for it) keeps the card from us, but is no incident yet."""
     with transaction.atomic():
         locked = Gpu.objects.select_for_update().select_related("node").get(pk=gpu.pk)
-        had = bool(locked.foreign_use)
+        had, seen = _seen(locked.foreign_use), _seen(processes)
         if locked.foreign_use == processes:
             return False
         Gpu.objects.filter(pk=gpu.pk).update(foreign_use=processes)
         key = f"foreign_use:{locked.uid}"
-        if processes:
+        if seen:
             incident_open(
                 kind="foreign_use",
                 dedupe_key=key,
                 subject=locked,
-                facts={"node": locked.node.name, "index": locked.index, "processes": processes},
+                facts={"node": locked.node.name, "index": locked.index, "processes": seen},
             )
         elif had:
             incident_resolve(dedupe_key=key, note="the processes are gone")
     return True
+
+
+def _seen(processes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [item for item in processes if not item.get("awaited")]

@@ -24,7 +24,7 @@ from pool.services.execution import allocation_start
 from pool.services.member_reports import member_ended, member_free, member_running, member_starting
 from pool.services.outside_away import cluster_answers, cluster_away
 from pool.services.outside_nodes import nodes_take
-from pool.services.outside_work import others_take
+from pool.services.outside_work import made_room, others_take
 from portal.kernel.clock import now
 
 log = structlog.get_logger(__name__)
@@ -111,7 +111,14 @@ def cluster_poll(*, cluster_id: int, nodes: bool = False) -> Polled:
     if look.nodes is not None:
         done.nodes = nodes_take(cluster=cluster, executor=executor, found=look.nodes, at=began)
     over = {key for key, seen in look.members.items() if seen.state not in ("starting", "running")}
-    done.strays = others_take(cluster=cluster, executor=executor, others=look.others, over=over)
+    put_out = {
+        key
+        for member in members
+        if (key := (member.allocation.uid, member.number)) in over and made_room(member, look.members[key])
+    }
+    done.strays = others_take(
+        cluster=cluster, executor=executor, others=look.others, over=over, put_out=put_out
+    )
     for member in members:
         seen = look.members.get((member.allocation.uid, member.number))
         if seen is None:

@@ -32,7 +32,7 @@ class Rig:
     executor: Executor
     cannot: frozenset[str] = frozenset()
     """Faults by name that this system cannot have: lost_answer, refuses, away, restarts, forgets, stray, output."""
-    deadline_s: float = 30.0
+    deadline_s: float = 120.0
 
     def member(self, command: str = "sleep 600", gpus: int = 1) -> AllocationMember:
         """A placed allocation of one member in state reserved, its request allocated, quota debited or not needed."""

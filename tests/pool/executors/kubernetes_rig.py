@@ -111,7 +111,7 @@ def _shut(way: socket.socket) -> None:
 class KubernetesRig(Rig):
     """See `Rig`; ``nodes`` are {name: cards}."""
 
-    deadline_s = 60.0
+    deadline_s = 240.0
 
     def __init__(
         self,
@@ -241,7 +241,7 @@ class KubernetesRig(Rig):
         self.way.cut()
 
 
-def wait_for(holds: Callable[[], bool], seconds: float = 60.0) -> None:
+def wait_for(holds: Callable[[], bool], seconds: float = 240.0) -> None:
     """Until it holds, or the test fails."""
     until = time.monotonic() + seconds
     while not holds():

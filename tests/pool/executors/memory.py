@@ -48,6 +48,8 @@ class Run:
     deaf: bool = False
     written: bytes = b""
     indexes: tuple[int, ...] = (0,)
+    gpus: int | None = None
+    """How many cards it has; as many as ``indexes`` names, but where nobody told yet which."""
     error: dict[str, Any] | None = None
 
 
@@ -156,7 +158,7 @@ class MemorySystem:
                     (run.node,),
                     user="wang",
                     name="job",
-                    gpus=len(run.indexes),
+                    gpus=len(run.indexes) if run.gpus is None else run.gpus,
                     gpu_indexes={run.node: run.indexes},
                     started_at=run.started_at,
                     uid=run.uid,

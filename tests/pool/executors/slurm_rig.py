@@ -45,7 +45,7 @@ def slurm_cluster(bed: Testbed, **settings: Any) -> Cluster:
 class SlurmRig(Rig):
     """See ``Rig``."""
 
-    deadline_s = 60.0
+    deadline_s = 240.0
 
     def __init__(self, bed: Testbed, **settings: Any) -> None:
         self.bed = bed

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 class MemoryRig(Rig):
-    deadline_s = 5.0
+    deadline_s = 60.0
 
     def __init__(self, system: MemorySystem) -> None:
         self.executor = self.system = system

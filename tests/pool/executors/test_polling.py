@@ -11,6 +11,7 @@ import pytest
 from pool.executors.base import Found
 from pool.models import Allocation, AllocationLog, AllocationMember, Cluster, Gpu, Lease, Node
 from pool.services import stopping
+from pool.services.cycle import schedule_cycle
 from pool.services.execution import execution_reconcile
 from pool.services.node_watch import nodes_sweep
 from pool.services.nodes import node_cordon, node_uncordon
@@ -39,8 +40,8 @@ def rig(memory: MemorySystem) -> Iterator[MemoryRig]:
         yield MemoryRig(memory)
 
 
-def running(rig: MemoryRig) -> AllocationMember:
-    member = rig.member()
+def running(rig: MemoryRig, gpus: int = 1) -> AllocationMember:
+    member = rig.member(gpus=gpus)
     assert rig.start(member)
     rig.look()
     assert state(member) == M.RUNNING
@@ -126,6 +127,81 @@ def test_foreign_work_on_a_leased_card_is_counted_on_a_free_one(rig: MemoryRig) 
     rig.system.runs.append(Run("901", None, 0, "hpc1", indexes=(leased.index,)))
     rig.look()
     assert list(Gpu.objects.exclude(foreign_use=[]).values_list("index", flat=True)) == [1 - leased.index]
+
+
+def marks(rig: MemoryRig) -> list[str | None]:
+    """What each card is marked with: work by its name there, "awaited", or None."""
+    return [
+        (card.foreign_use[0]["work"] or "awaited") if card.foreign_use else None
+        for card in rig.node.gpus.order_by("index")
+    ]
+
+
+def put_out(rig: MemoryRig, member: AllocationMember) -> None:
+    run = rig.system.of(member)[0]
+    run.error = {"code": "preempted_outside", "detail": "PREEMPTED", "retryable": True}
+    rig.system.over(run, None, 15)
+
+
+def test_cards_that_were_taken_wait_for_whoever_they_were_taken_for(rig: MemoryRig) -> None:
+    """The look that sees our work put out comes before the urgent work begins: nothing of ours slips in between."""
+    member = running(rig, gpus=2)
+    put_out(rig, member)
+    rig.look()
+    row = allocation(member)
+    assert (row.state, row.error_code, row.end_rule) == ("ended", "preempted_outside", "requeue")
+    assert marks(rig) == ["awaited", "awaited"]
+    assert not Incident.objects.filter(kind="foreign_use").exists()
+    schedule_cycle()
+    assert not Lease.objects.filter(ended_at=None).exists()
+    rig.look()
+    assert marks(rig) == ["awaited", "awaited"]
+    rig.system.runs.append(Run("900", None, 0, "hpc1", indexes=(), gpus=1))  # which card nobody tells yet
+    rig.look()
+    assert marks(rig) == ["900", "awaited"]
+    rig.system.runs[-1] = Run("900", None, 0, "hpc1", indexes=(0,))
+    rig.system.runs.append(Run("901", None, 0, "hpc1", indexes=(1,)))
+    rig.look()
+    assert marks(rig) == ["900", "901"]
+    assert Incident.objects.filter(kind="foreign_use", state="open").count() == 2
+    rig.system.runs.clear()
+    rig.look()
+    assert marks(rig) == [None, None]
+
+
+def test_cards_that_nobody_came_for_are_free_again_after_a_while(rig: MemoryRig) -> None:
+    member = running(rig)
+    card = Lease.objects.get(allocation=member.allocation_id).gpu
+    put_out(rig, member)
+    rig.look()
+    with at(59):
+        rig.look()
+        assert Gpu.objects.get(pk=card.pk).foreign_use
+    with at(61):
+        rig.look()
+    assert marks(rig) == [None, None]
+    schedule_cycle()
+    assert Lease.objects.filter(ended_at=None).count() == 1
+
+
+def test_what_was_there_before_is_not_who_it_was_taken_for(rig: MemoryRig) -> None:
+    rig.system.runs.append(Run("900", None, 0, "hpc1", indexes=(0,)))
+    rig.look()
+    member = running(rig)
+    put_out(rig, member)
+    rig.look()
+    rig.look()
+    assert marks(rig) == ["900", "awaited"]
+
+
+def test_cards_of_work_that_was_put_back_in_line_wait_too(rig: MemoryRig) -> None:
+    member = running(rig, gpus=2)
+    rig.system.of(member)[0].state = "starting"
+    rig.look()  # back in line over there: it is ended, and its cards are free at the next look
+    rig.look()
+    rig.look()
+    assert allocation(member).state == "ended"
+    assert marks(rig) == ["awaited", "awaited"]
 
 
 def test_an_order_whose_process_died_is_given_again(rig: MemoryRig) -> None:

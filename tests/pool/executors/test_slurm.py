@@ -12,7 +12,7 @@ from django.urls import reverse
 
 from pool.executors.base import Limit
 from pool.executors.slurm.text import fields
-from pool.models import Allocation, AllocationLog, AllocationMember, Cluster, Node
+from pool.models import Allocation, AllocationLog, AllocationMember, Cluster, Lease, Node
 from pool.services import stopping
 from pool.services.cycle import schedule_cycle
 from pool.services.execution import allocation_start
@@ -138,22 +138,36 @@ def node_word(rig: SlurmRig, node: Node, field: str) -> str:
 
 
 def test_preempted_by_slurm_it_goes_back_in_line(rig: SlurmRig) -> None:
-    """Somebody's urgent job takes the node; what was put out by Slurm keeps its place here."""
+    """Somebody's urgent job takes the node; what was put out by Slurm keeps its place here, and not one of the cards
+    is given to anything of ours before the urgent job is seen on them, however late it begins."""
     member = rig.member(gpus=4)
     rig.start(member)
     rig.settle(lambda: state(member) == AllocationMember.State.RUNNING)
     urgent = ["-A", "ml", "-p", "urgent", "-w", member.node.name, "--gres=gpu:a100:4", "--mem=100"]
-    rig.bed.run("sbatch", *urgent, "-o", "/dev/null", stdin="#!/bin/bash\nsleep 60\n")
+    job = rig.bed.run(
+        "sbatch", "--parsable", *urgent, "-o", "/dev/null", stdin="#!/bin/bash\nsleep 600\n"
+    ).strip()
     rig.settle(lambda: Allocation.objects.get(pk=member.allocation_id).state == "ended")
     row = Allocation.objects.get(pk=member.allocation_id)
     assert (row.error_code, row.end_rule) == ("preempted_outside", "requeue")
-    rig.look()
-    rig.settle(lambda: bool(Cluster.objects.get(pk=rig.cluster.pk).foreign_work))
+    on_node = Lease.objects.filter(gpu__node=member.node, ended_at=None)
+    assert not on_node.exists()
+    rig.settle(lambda: {name for name, _user in uses(member.node)} == {job})
+    assert uses(member.node) == [(job, rig.bed.me)] * 4
     foreign = Cluster.objects.get(pk=rig.cluster.pk).foreign_work
-    assert [(work["user"], work["gpus"], work["nodes"]) for work in foreign] == [
-        (rig.bed.me, 4, [member.node.name])
+    assert [(work["id"], work["user"], work["gpus"], work["nodes"]) for work in foreign] == [
+        (job, rig.bed.me, 4, [member.node.name])
     ]
-    assert member.node.gpus.exclude(foreign_use=[]).count() == 4
+    assert not on_node.exists()
+
+
+def uses(node: Node) -> list[tuple[str, str]]:
+    """Foreign work and its user, of each card of a node."""
+    return [
+        (str(use.get("work")), str(use.get("user")))
+        for card in node.gpus.order_by("index")
+        for use in card.foreign_use
+    ]
 
 
 def test_limits_are_shown_before_they_are_pushed(rig: SlurmRig) -> None:
