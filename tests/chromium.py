@@ -7,10 +7,12 @@ import os
 import shutil
 from collections.abc import Iterator
 
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
 
 from tests.parts import missing
 
+PATIENCE_MS = 60_000  # a machine may be slow; what comes at all comes long before
+expect.set_options(timeout=PATIENCE_MS)
 ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",

@@ -7,6 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 
+@pytest.fixture(autouse=True, scope="session")
+def quickly_emptied() -> None:
+    """Tests that commit leave an empty database behind them: see tests/emptying.py."""
+    from tests import emptying
+
+    emptying.install()
+
+
 @pytest.fixture(autouse=True)
 def nothing_kept(request: pytest.FixtureRequest) -> Iterator[None]:
     """Forget what pages keep for some seconds (tests without a database have nothing there), and the language and

@@ -2,7 +2,7 @@
 
 `server` runs uvicorn in a thread; `visit(path, user=…, lang=…, theme=…, width=…)` opens a page in a fresh browser
 context, signed in without the form; `axe(page)` fails on accessibility violations; `shot(page, name)` keeps a picture
-in $GPUPOOL_SHOTS (default: a temporary folder). A page with console errors or failed loads fails its test.
+in $GPUPOOL_SHOTS where that names a folder. A page with console errors or failed loads fails its test.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"  # playwright's loop runs in the thread that uses the ORM
 
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +26,7 @@ from django.db import connection
 from django.test import Client
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request
 
-from tests.chromium import browsing
+from tests.chromium import PATIENCE_MS, browsing
 
 AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text(encoding="utf-8")
 
@@ -56,17 +55,15 @@ def _running(django_db_setup: None, django_db_blocker: Any) -> Iterator[Server]:
     """uvicorn in a thread on a free port; its requests use the test database that is set up now."""
     from portal.asgi import application
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    listening = socket.socket()
+    listening.bind(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
     settings.CSRF_TRUSTED_ORIGINS = [*settings.CSRF_TRUSTED_ORIGINS, f"http://127.0.0.1:{port}"]
-    config = uvicorn.Config(
-        application, host="127.0.0.1", port=port, log_level="warning", lifespan="off", ws="websockets-sansio"
-    )
+    config = uvicorn.Config(application, log_level="warning", lifespan="off", ws="websockets-sansio")
     uvicorn_server = uvicorn.Server(config)
-    thread = threading.Thread(target=uvicorn_server.run, name="uvicorn", daemon=True)
+    thread = threading.Thread(target=uvicorn_server.run, args=[[listening]], name="uvicorn", daemon=True)
     thread.start()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not uvicorn_server.started:
         if time.monotonic() > deadline or not thread.is_alive():
             raise RuntimeError("the application did not start")
@@ -147,7 +144,7 @@ def context(
             has_touch=width < 600,
             base_url=server.url,
         )
-        new.set_default_timeout(15000)
+        new.set_default_timeout(PATIENCE_MS)
         new.add_cookies([{"name": settings.LANGUAGE_COOKIE_NAME, "value": lang, "url": server.url}])
         if user is not None:
             sign_in(new, server, user)
@@ -189,15 +186,31 @@ def visit(context: Callable[..., BrowserContext]) -> Callable[..., Page]:
     return go
 
 
+SETTLED = """async () => {
+  const frame = () => new Promise((done) => requestAnimationFrame(done));
+  await document.fonts.ready;
+  do { await frame(); await frame(); } while (document.querySelector('.htmx-request'));
+}"""
+
+
+def settled(page: Page) -> None:
+    """Until the page has its fonts, has drawn, and no part of it is being fetched."""
+    page.evaluate(SETTLED)
+
+
 @pytest.fixture
 def axe() -> Callable[..., None]:
     """`axe(page, ignore=[…])` fails on any WCAG 2.2 AA or best-practice violation."""
 
     def check(page: Page, ignore: tuple[str, ...] = ()) -> None:
+        settled(page)
         # evaluate() runs outside the page's content security policy
-        page.evaluate(AXE)
+        if not page.evaluate("'axe' in window"):
+            page.evaluate(AXE)
         tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
-        result = page.evaluate("(tags) => axe.run(document, {runOnly: tags})", tags)
+        result = page.evaluate(
+            "(tags) => axe.run(document, {runOnly: tags, resultTypes: ['violations']})", tags
+        )
         bad = [v for v in result["violations"] if v["id"] not in ignore]
         lines = [f"{v['id']}: {v['help']}: {[n['html'][:160] for n in v['nodes'][:3]]}" for v in bad]
         assert not lines, f"{page.url}\n" + "\n".join(lines)
@@ -205,28 +218,22 @@ def axe() -> Callable[..., None]:
     return check
 
 
-@pytest.fixture(scope="session")
-def shots() -> Path:
-    """Where pictures go."""
-    folder = Path(os.environ.get("GPUPOOL_SHOTS") or tempfile.mkdtemp(prefix="gpupool-shots-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 @pytest.fixture
-def shot(shots: Path) -> Callable[..., Path]:
-    """`shot(page, "wall-zh-dark")` → the path of a picture of the whole page."""
+def shot() -> Callable[..., None]:
+    """`shot(page, "wall-zh-dark")` keeps a picture of the whole page where $GPUPOOL_SHOTS names a folder."""
 
-    def take(page: Page, name: str, full: bool = True) -> Path:
-        target = shots / f"{name}.png"
-        page.screenshot(path=target, full_page=full)
-        return target
+    def take(page: Page, name: str, full: bool = True) -> None:
+        if not (folder := os.environ.get("GPUPOOL_SHOTS")):
+            return
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=Path(folder) / f"{name}.png", full_page=full)
 
     return take
 
 
 def overflow(page: Page) -> int:
-    """Pixels by which the page is wider than the window; 0 on a page that fits."""
+    """Pixels by which the page is wider than the window once it stands; 0 on a page that fits."""
+    settled(page)
     return int(page.evaluate("document.documentElement.scrollWidth - window.innerWidth"))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ LOOKS = [
 def test_design_page_is_accessible_in_every_look(
     visit: Callable[..., Page],
     axe: Callable[..., None],
-    shot: Callable[..., Path],
+    shot: Callable[..., None],
     lang: str,
     theme: str,
     width: int,
@@ -37,7 +36,7 @@ def test_design_page_is_accessible_in_every_look(
 def test_signed_out_pages(
     visit: Callable[..., Page],
     axe: Callable[..., None],
-    shot: Callable[..., Path],
+    shot: Callable[..., None],
     path: str,
     lang: str,
     theme: str,
@@ -177,7 +176,7 @@ def test_navigation_follows_the_role(
     visit: Callable[..., Page],
     person: Callable[..., Any],
     axe: Callable[..., None],
-    shot: Callable[..., Path],
+    shot: Callable[..., None],
     role: str,
     shown: list[str],
     hidden: list[str],
@@ -194,7 +193,7 @@ def test_description_of_the_api_opens_under_the_policy(
     visit: Callable[..., Page], person: Callable[..., Any]
 ) -> None:
     page = visit("/api/docs/", user=person("pool_admin"))
-    expect(page.locator(".opblock-tag").first).to_be_visible(timeout=30000)
+    expect(page.locator(".opblock-tag").first).to_be_visible()
 
 
 def test_chart_takes_the_colours_of_the_new_theme(visit: Callable[..., Page]) -> None:
@@ -210,7 +209,7 @@ def test_chart_takes_the_colours_of_the_new_theme(visit: Callable[..., Page]) ->
 
 
 def test_reason_of_a_missing_value_fits_on_a_phone(
-    visit: Callable[..., Page], shot: Callable[..., Path]
+    visit: Callable[..., Page], shot: Callable[..., None]
 ) -> None:
     page = visit("/design/", width=390)
     page.locator(".tip").first.tap()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,15 @@ import pytest
 from playwright.sync_api import Page, WebSocketRoute, expect
 
 START = """async (path) => {
+  const Native = window.WebSocket;
+  window.heard = window.begun = 0;
+  window.WebSocket = class extends Native {
+    constructor(...given) {
+      super(...given);
+      window.begun += 1;
+      this.addEventListener('message', () => { window.heard += 1; });
+    }
+  };
   const { connect } = await import(document.querySelector('script[type=module]').src.replace('app.mjs', 'live.mjs'));
   window.seen = [];
   window.states = [];
@@ -20,7 +30,9 @@ START = """async (path) => {
     onState: (s) => window.states.push(s),
   });
 }"""
+BEFORE = "2026-06-16T05:03:12Z"
 NOW = "2026-06-16T06:03:12Z"
+PATIENCE_S = 60
 
 
 class Peer:
@@ -37,9 +49,22 @@ class Peer:
         route.on_message(lambda text: self.heard.append(json.loads(text)))
 
     def say(self, kind: str, number: int | None = None, at: str = NOW) -> None:
-        """Send one message on the newest connection and let the page take it."""
+        """Send one message on the newest connection; the page has taken it when this returns."""
+        before = self.page.evaluate("window.heard")
         self.routes[-1].send(json.dumps({"t": kind, "n": number, "at": at}))
-        self.page.wait_for_timeout(30)
+        self.until(lambda: self.page.evaluate("window.heard") > before)
+
+    def until(self, done: Callable[[], bool]) -> None:
+        """Wait in real time, while the page's own clock stands still."""
+        end = time.monotonic() + PATIENCE_S
+        while not done():
+            assert time.monotonic() < end
+            self.page.wait_for_timeout(5)
+
+    def connections(self) -> int:
+        """How many connections the page has begun, also those that have not reached this end yet."""
+        count: int = self.page.evaluate("window.begun")
+        return count
 
     def seen(self) -> list[list[Any]]:
         """What reached the page's callbacks."""
@@ -58,13 +83,14 @@ class Peer:
 
 @pytest.fixture
 def peer(visit: Callable[..., Page]) -> Peer:
+    """A page whose clock stands at NOW and moves only when a test moves it."""
     page = visit("/help/")
     peer = Peer(page)
-    page.clock.install(time=NOW)
+    page.clock.install(time=BEFORE)
     page.goto("/design/")
+    page.clock.pause_at(NOW)
     page.evaluate(START, "/ws/sample/")
     peer.wait_for_connections(1)
-    page.wait_for_timeout(50)
     return peer
 
 
@@ -83,6 +109,7 @@ def test_a_gap_asks_for_a_new_snapshot_and_applies_nothing_until_then(peer: Peer
     peer.say("delta", 3)
     peer.say("delta", 4)
     assert peer.seen() == [["snapshot", 1]]
+    peer.until(lambda: peer.heard != [])
     assert peer.heard == [{"t": "resync"}]
     peer.say("snapshot", 5)
     peer.say("delta", 6)
@@ -102,10 +129,8 @@ def test_stale_data_names_its_moment(peer: Peer) -> None:
 def test_a_lost_connection_is_said_and_made_again(peer: Peer) -> None:
     peer.say("snapshot", 1)
     peer.routes[-1].close(code=1012)
-    peer.page.wait_for_timeout(50)
     expect(peer.page.locator("[data-live-state]")).to_have_attribute("data-s", "off")
     peer.wait_for_connections(2)
-    peer.page.wait_for_timeout(50)
     peer.say("delta", 2)  # the new connection owes a snapshot first
     peer.say("snapshot", 9, "2026-06-16T06:03:40Z")
     assert peer.seen() == [["snapshot", 1], ["snapshot", 9]]
@@ -124,7 +149,7 @@ def test_a_pause_freezes_the_picture_and_resuming_asks_for_a_whole_one(peer: Pee
     assert peer.seen() == [["snapshot", 1]]
     expect(peer.page.locator("[data-live-state]")).to_have_attribute("data-s", "paused")
     peer.page.evaluate("window.feed.resume()")
-    peer.page.wait_for_timeout(30)
+    peer.until(lambda: peer.heard != [])
     assert peer.heard[-1] == {"t": "resync"}
     peer.say("snapshot", 3)
     assert peer.seen()[-1] == ["snapshot", 3]
@@ -132,11 +157,9 @@ def test_a_pause_freezes_the_picture_and_resuming_asks_for_a_whole_one(peer: Pee
 
 def test_a_refusal_is_final(peer: Peer) -> None:
     peer.routes[-1].close(code=4403)
-    peer.page.wait_for_timeout(50)
-    peer.page.clock.run_for(120_000)
-    peer.page.wait_for_timeout(50)
-    assert len(peer.routes) == 1
     expect(peer.page.locator("[data-live-state]")).to_have_attribute("data-s", "off")
+    peer.page.clock.run_for(120_000)
+    assert peer.connections() == 1
 
 
 def test_a_hidden_tab_rests_after_a_minute_and_comes_back_with_a_snapshot(peer: Peer) -> None:
@@ -147,15 +170,11 @@ def test_a_hidden_tab_rests_after_a_minute_and_comes_back_with_a_snapshot(peer: 
     for _ in range(6):
         peer.page.clock.run_for(9_500)
         peer.say("beat", None)
-    assert len(peer.routes) == 1  # not yet
-    peer.page.clock.run_for(5_000)
-    peer.page.wait_for_timeout(50)
-    peer.page.clock.run_for(120_000)
-    peer.page.wait_for_timeout(50)
-    assert len(peer.routes) == 1  # it rests, and asks for nothing
+    assert peer.connections() == 1  # not yet
+    peer.page.clock.run_for(125_000)
+    assert peer.connections() == 1  # it rests, and asks for nothing
     peer.page.evaluate(hide, False)
     peer.wait_for_connections(2)
-    peer.page.wait_for_timeout(50)
     peer.say("snapshot", 44)
     assert peer.seen() == [["snapshot", 1], ["snapshot", 44]]
 
