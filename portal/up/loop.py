@@ -93,8 +93,8 @@ class Loop:
 
         return self._child(name, start, log=log, **more)
 
-    def _once(self, name: str, role: str, arguments: list[Any]) -> None:
-        self._forked(name, role, arguments, once=True, patience=5.0)
+    def _once(self, name: str, role: str, arguments: list[Any], *, again: int = 0) -> None:
+        self._forked(name, role, arguments, once=True, again=again, patience=5.0)
 
     def _want(self, *names: str) -> None:
         for name in names:
@@ -170,10 +170,10 @@ class Loop:
         text = describe_exit(code)
         if child.once and not self.ready:  # the start fails with this, and says so
             self.status.incident(child.name, text)
-        elif child.once:
-            self.warn(child.name, f"{text}; see {child.log}")
         elif child.wanted:
             self.warn(child.name, f"{text}; starting it again in {child.pause:g} s (see {child.log})")
+        elif child.once:
+            self.warn(child.name, f"{text}; see {child.log}")
 
     def _until(self, done: Callable[[], bool], *, limit: float = START_LIMIT_SECONDS) -> bool:
         """Turn the loop until something is so; Stopped when a signal came; False when the time is over."""

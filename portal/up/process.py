@@ -40,6 +40,7 @@ class Child:
     stop_signal: signal.Signals = signal.SIGTERM
     patience: float = 10.0
     once: bool = False
+    again: int = 0
     log: Path | None = None
     handle: Handle | None = None
     wanted: bool = False
@@ -91,7 +92,7 @@ class Child:
         self.handle = None
         self.ready = False
         self.last_exit, self.last_exit_at = code, time.time()
-        if self.once:
+        if self.once and (code == 0 or self.failures >= self.again):
             self.wanted = False
         elif self.wanted:
             self.failures = 1 if now - self.started_at > STEADY_SECONDS else self.failures + 1

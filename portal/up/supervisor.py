@@ -273,7 +273,8 @@ class Supervisor(Loop):
             self._forked(
                 "demo fleet", "manage", ["demo_agents", "--url", self.address.local_url], patience=5.0
             )
-            self._once("demo history", "manage", ["demo_seed", "--stage", "history"])
+            # It goes on where it was when it, or what it was forked from, died.
+            self._once("demo history", "manage", ["demo_seed", "--stage", "history"], again=5)
             self._want("demo fleet", "demo history")
 
     def _agent(self) -> Handle:

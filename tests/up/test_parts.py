@@ -131,6 +131,25 @@ def test_a_child_that_ends_well_is_done() -> None:
     assert child.check(0) == 0 and child.state == "done" and not child.begin(100)
 
 
+def test_a_child_that_is_to_end_once_is_started_anew_after_a_crash_as_often_as_allowed() -> None:
+    for codes, again, starts, state in (
+        ((1, 1, 1), 0, 1, "stopped"),
+        ((1, -9, 0, 1), 2, 3, "done"),
+        ((1, 1, 1, 1), 2, 3, "stopped"),
+    ):
+        ends = iter(codes)
+        child = Child("c", lambda ends=ends: _ended(next(ends)), wanted=True, once=True, again=again)
+        began = 0
+        while child.wanted:
+            began += child.begin(child.next_start)
+            child.check(child.next_start)
+        assert (began, child.state) == (starts, state), codes
+
+
+def _ended(code: int) -> SimpleNamespace:
+    return SimpleNamespace(pid=1, poll=lambda: code)
+
+
 @pytest.mark.parametrize(("code", "words"), [(1, "code 1"), (-9, "SIGKILL"), (-200, "signal 200")])
 def test_exit_in_words(code: int, words: str) -> None:
     assert words in describe_exit(code)
