@@ -16,7 +16,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.migrations import Migration
 from django.db.migrations.loader import MigrationLoader
-from django.db.migrations.operations import RunPython, RunSQL
+from django.db.migrations.operations import RunPython, RunSQL, SeparateDatabaseAndState
 from django.db.migrations.operations.base import Operation
 from django.db.migrations.operations.fields import FieldOperation
 from django.db.migrations.operations.models import CreateModel, IndexOperation, ModelOperation
@@ -80,6 +80,10 @@ def _record(connection: BaseDatabaseWrapper, plan: Sequence[Migration]) -> None:
 
 
 def _is_known(operation: Operation) -> bool:
+    if isinstance(operation, SeparateDatabaseAndState):  # a table made anew by SQL, its fields told beside it
+        return all(isinstance(each, AT_ITS_PLACE) for each in operation.database_operations) and all(
+            isinstance(each, FieldOperation | IndexOperation) for each in operation.state_operations
+        )
     return isinstance(operation, IN_THE_STATE + AT_ITS_PLACE)
 
 
