@@ -1,24 +1,30 @@
 """When a waiting request probably starts, from history: a range, where no promise of the plan says it better.
 
-The plain guess is what stands before it in its line (its department's requests for one flavour, itself included)
-divided by the rate at which that line started work lately. How far guesses were off is learnt: the ratio of the true
-wait to the guess, by kind of request (line and size, then size, then all). The range told is the guess times the
-spread of those ratios. Who still waits counts as well once they have waited longer than half of the others did: a
-pool that fills up is noticed before its first waits have ended. Times are milliseconds, amounts milli-GPU.
+The plain guess is how long its line (its department's requests for one flavour) took to start as much as stands there
+now, the request included: a long line is measured over a long time, a short one over the last half hour at least.
+How far guesses were off is learnt: the ratio of the true wait to the guess, by kind of request (line and size, then
+size, then all). The range told is the guess times the spread of those ratios, and reaches from two fifths to one and a
+half of the guess at least: ratios of the same hours agree with each other more than with what comes next. Who still
+waits counts as well once they have waited longer than half of the others did: a pool that fills up is noticed before
+its first waits have ended. Times are milliseconds, amounts milli-GPU.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Hashable
 
-RATE_OVER_MS = 2 * 3_600_000
+RATE_OVER_MS = 1_800_000
+"""A rate is taken over so long at least."""
+UNKNOWN_MS = 7_200_000
+"""A line that never started anything is taken to need so long for each card."""
 LATEST = 300
 """Ratios remembered of each kind."""
 ENOUGH = 20
 """A kind with fewer says nothing."""
 LOW_PERMILLE, HIGH_PERMILLE = 50, 950
+LEAST_LOW_PERMILLE, LEAST_HIGH_PERMILLE = 400, 1500
 WIDER_PERMILLE = 1300
 """The upper end allows for so much more than the worst that counts."""
 LEAST_GUESS_MS = 60_000
@@ -32,7 +38,7 @@ class Outlook:
     def __init__(self) -> None:
         self._waiting: dict[Hashable, tuple[Hashable, int, int, int, int]] = {}
         self._line_milli: Counter[Hashable] = Counter()
-        self._starts: dict[Hashable, deque[tuple[int, int]]] = {}
+        self._starts: dict[Hashable, _Starts] = {}
         self._ratios: dict[Kind, deque[int]] = {}
         self._spreads: dict[Kind, tuple[int, int] | None] = {}
         self._so_far: dict[Kind, list[int]] | None = None
@@ -50,7 +56,7 @@ class Outlook:
         line, milli, since, guess, size = self._waiting.pop(key)
         self._so_far = None
         self._line_milli[line] -= milli
-        self._starts.setdefault(line, deque()).append((at, milli))
+        self._starts.setdefault(line, _Starts()).add(at, milli)
         if at <= since:
             return
         for kind in _kinds(line, size):
@@ -93,17 +99,33 @@ class Outlook:
         half = ratios[len(ratios) // 2]
         so_far = (self._so_far or {}).get(kind, ())
         ratios = sorted([*ratios, *(one for one in so_far if one > half)])
-        last = len(ratios) - 1
-        return ratios[len(ratios) * LOW_PERMILLE // 1000], ratios[
-            min(last, len(ratios) * HIGH_PERMILLE // 1000)
-        ]
+        low = ratios[len(ratios) * LOW_PERMILLE // 1000]
+        high = ratios[min(len(ratios) - 1, len(ratios) * HIGH_PERMILLE // 1000)]
+        return min(low, LEAST_LOW_PERMILLE), max(high, LEAST_HIGH_PERMILLE)
 
     def _guess(self, line: Hashable, ahead_milli: int, at: int) -> int:
-        starts = self._starts.get(line, deque())
-        while starts and starts[0][0] < at - RATE_OVER_MS:
-            starts.popleft()
-        started = max(1000, sum(milli for _, milli in starts))
-        return max(LEAST_GUESS_MS, ahead_milli * RATE_OVER_MS // started)
+        starts = self._starts.get(line)
+        took = ahead_milli * UNKNOWN_MS // 1000 if starts is None else starts.took(ahead_milli, at)
+        return max(LEAST_GUESS_MS, took)
+
+
+class _Starts:
+    """What a line started: moments, and all milli-GPU up to and with each."""
+
+    def __init__(self) -> None:
+        self.at: list[int] = []
+        self.sums: list[int] = [0]
+
+    def add(self, at: int, milli: int) -> None:
+        self.at.append(at)
+        self.sums.append(self.sums[-1] + milli)
+
+    def took(self, milli: int, now: int) -> int:
+        """How long it took to start the last ``milli``: by the rate since then, over ``RATE_OVER_MS`` at least."""
+        window = bisect_right(self.at, now - RATE_OVER_MS)
+        first = max(0, min(window, bisect_right(self.sums, self.sums[-1] - milli) - 1, len(self.at) - 1))
+        since = max(RATE_OVER_MS, 0 if first == window else now - self.at[max(0, first - 1)])
+        return milli * since // max(1, self.sums[-1] - self.sums[first])
 
 
 def size_class(milli: int) -> int:
