@@ -24,7 +24,8 @@ export function decodeFrame(buffer) {
   return { t: kind, n: Number(view.getBigUint64(8, true)), at: view.getFloat64(16, true), payload: new DataView(buffer, 24) };
 }
 
-const clockText = (ms) => new Date(ms).toLocaleTimeString('en-GB', { hour12: false, timeZone: document.documentElement.dataset.zone || undefined });
+let clock = null; // to make a formatter costs more than all else that a message does here
+const clockText = (ms) => (clock ??= new Intl.DateTimeFormat('en-GB', { timeStyle: 'medium', hour12: false, timeZone: document.documentElement.dataset.zone || undefined })).format(ms);
 
 /**
  * Open a feed. Options: `indicator` (element of the `live` tag), `onSnapshot(message)`, `onDelta(message)`, `onMessage(message)` for other
@@ -44,9 +45,10 @@ export function connect(path, options = {}) {
       const text = (indicator.dataset[{ live: 'tLive', paused: 'tPaused', stale: 'tStale', off: 'tOff', wait: 'tWait' }[next]] || '')
         .replace('{time}', lastAt ? clockText(lastAt) : '–').replace('{age}', age).replace('{left}', details.left);
       if (indicator.textContent !== text) indicator.textContent = text;
-      if (next === 'live') delete indicator.dataset.s; else indicator.dataset.s = next;
+      if (next === 'live') { if (indicator.dataset.s) delete indicator.dataset.s; } else if (indicator.dataset.s !== next) indicator.dataset.s = next;
       // Only a change of state is worth announcing; the ticking clock is not
-      indicator.setAttribute('aria-live', next === state ? 'off' : 'polite');
+      const told = next === state ? 'off' : 'polite';
+      if (indicator.getAttribute('aria-live') !== told) indicator.setAttribute('aria-live', told);
     }
     if (next !== state) { state = next; onState?.(next, details); }
   }

@@ -4,9 +4,9 @@ export const NA = 255;
 export const NA16 = 65535;
 const COLUMNS = ['state', 'flags', 'busy', 'sm', 'mem', 'temp'];
 
-/** Columns for `n` cells; all measures N/A. */
+/** Columns for `n` cells, all measures N/A; `every` has all indexes. */
 export function columns(n) {
-  const out = { n, power: new Uint16Array(n).fill(NA16) };
+  const out = { n, power: new Uint16Array(n).fill(NA16), every: new Uint32Array(n).map((_, k) => k) };
   for (const name of COLUMNS) out[name] = new Uint8Array(n).fill(name === 'state' || name === 'flags' ? 0 : NA);
   return out;
 }
@@ -22,28 +22,26 @@ export function decode(buffer) {
 /** Put a frame's cells into `into`; returns the indexes that changed, or null when the sizes do not fit. */
 export function apply(message, into) {
   const { buffer, t } = message;
-  const view = new DataView(buffer);
-  const n = view.getUint32(24, true);
+  const n = new DataView(buffer).getUint32(24, true);
   let offset = 28;
   let index = null;
   if (t === 'snapshot') {
     if (n !== into.n) return null;
   } else {
     index = new Uint32Array(buffer, offset, n);
+    for (let k = 0; k < n; k += 1) if (index[k] >= into.n) return null;
     offset += 4 * n;
   }
-  for (let k = 0; k < n; k += 1) {
-    const at = index ? index[k] : k;
-    if (at >= into.n) return null;
-    into.power[at] = view.getUint16(offset + 2 * k, true);
-  }
+  put(into.power, new Uint16Array(buffer, offset, n), index);
   offset += 2 * n;
   for (const name of COLUMNS) {
-    const source = new Uint8Array(buffer, offset, n);
-    const target = into[name];
-    if (index) for (let k = 0; k < n; k += 1) target[index[k]] = source[k];
-    else target.set(source);
+    put(into[name], new Uint8Array(buffer, offset, n), index);
     offset += n;
   }
-  return index ?? Uint32Array.from({ length: n }, (_, k) => k);
+  return index ?? into.every;
+}
+
+function put(target, source, index) {
+  if (!index) target.set(source);
+  else for (let k = 0; k < index.length; k += 1) target[index[k]] = source[k];
 }

@@ -5,8 +5,10 @@ import { apply, columns, decode, NA } from './wall-frames.mjs';
 import { drawNode, forgetColours, place, rowsHeight, TILE_H } from './wall-tiles.mjs';
 
 const ZERO = '00000000-0000-0000-0000-000000000000';
-const LIST_EVERY_MS = 60000, HELD_EVERY_MS = 15000, CARD_KEEP_MS = 5000;
+const NOWHERE = 65535;
+const LIST_EVERY_MS = 60000, HELD_EVERY_MS = 15000, CARD_KEEP_MS = 5000, COUNT_EVERY_MS = 900;
 const HELD = new Set(['in_use', 'idle', 'starting', 'reserved', 'reclaiming', 'draining']);
+const BAD = new Set(['fault', 'lost']), CLOSED = new Set(['maintenance', 'no_data', 'lost', 'fault']);
 const fill = (text, values) => text.replace(/\{(\w+)\}/g, (_, key) => values[key] ?? '');
 const read = (id) => JSON.parse(document.getElementById(id).textContent);
 
@@ -28,6 +30,8 @@ class Wall {
     this.focus = null;
     this.visible = new Set();
     this.dirty = new Set();
+    this.unsized = new Set();
+    this.links = null;
     this.cards = new Map();
     this.number = new Intl.NumberFormat('en');
   }
@@ -45,7 +49,9 @@ class Wall {
     if (pause) pauseButton(pause, this.feed);
     if (this.root.dataset.held) { await this.loadHeld(); setInterval(() => this.loadHeld(), HELD_EVERY_MS); }
     setInterval(() => { if (!document.hidden) this.list(); }, LIST_EVERY_MS);
-    onTheme(() => { forgetColours(); this.all(); });
+    const again = () => { this.fonts = null; forgetColours(); this.all(); };
+    onTheme(again);
+    document.fonts?.addEventListener('loadingdone', again);
   }
 
   // The list of cells -------------------------------------------------------------------------------------
@@ -61,7 +67,7 @@ class Wall {
       this.identity = list.version;
       this.states = list.states.map((name) => {
         const [tone, icon, label] = this.looks[name] ?? ['mute', 'nodata', name];
-        return { name, tone, icon, label, short: this.words.short[name] ?? label };
+        return { name, tone, icon, label, short: this.words.short[name] ?? label, held: HELD.has(name), bad: BAD.has(name), closed: CLOSED.has(name) };
       });
       if (!same) { this.build(list); this.feed?.send({ t: 'resync' }); }
     } catch {
@@ -78,7 +84,7 @@ class Wall {
   build(list) {
     const { site, model, q } = this.root.dataset;
     let i = 0;
-    this.nodes = []; this.cells = []; this.visible.clear();
+    this.nodes = []; this.cells = []; this.visible.clear(); this.dirty.clear(); this.unsized.clear();
     const sites = new Map();
     for (const [siteAt, modelAt, uid, name, decided, cards] of list.nodes) {
       const node = { uid, name, decided, site: siteAt, model: modelAt, cards: [] };
@@ -96,6 +102,7 @@ class Wall {
       this.nodes.push(node);
     }
     this.data = columns(i);
+    this.setOf = new Uint16Array(i).fill(NOWHERE);
     this.sets = [];
     const out = document.createDocumentFragment();
     for (const [siteAt, sets] of sites) out.append(this.siteSection(list.sites[siteAt][1], [...sets].map(([m, nodes]) => [list.models[m], nodes])));
@@ -129,7 +136,8 @@ class Wall {
     const box = section.querySelector('.wall__nodes');
     box.style.setProperty('--node-w', most > 4 ? '21.75rem' : '12rem');
     for (const node of nodes) box.append(this.nodeArticle(node, most));
-    this.sets.push({ nodes, spans });
+    for (const node of nodes) for (const card of node.cards) this.setOf[card.i] = this.sets.length;
+    this.sets.push({ spans });
     return section;
   }
 
@@ -141,7 +149,8 @@ class Wall {
     article.innerHTML = '<header><a tabindex="-1"></a><span class="badge" hidden></span><span></span></header><canvas class="tiles-canvas" aria-hidden="true"></canvas>';
     const link = article.querySelector('a');
     link.textContent = node.name; link.href = this.root.dataset.node.replace(ZERO, node.uid);
-    node.badge = article.querySelector('.badge'); node.text = article.querySelector('header > span:last-child');
+    node.badge = article.querySelector('.badge');
+    node.text = article.querySelector('header > span:last-child').appendChild(document.createTextNode(''));
     node.canvas = article.querySelector('canvas');
     node.canvas.style.setProperty('--h', `${rowsHeight(node.cards.length, perRow)}px`);
     article.wallNode = node;
@@ -153,15 +162,17 @@ class Wall {
     this.observer = new IntersectionObserver((entries) => {
       for (const { target, isIntersecting } of entries) {
         const node = target.wallNode;
-        if (isIntersecting) { this.visible.add(node); this.dirty.add(node); }
+        if (isIntersecting) this.sees(node);
         else { this.visible.delete(node); node.canvas.width = 0; }
       }
       this.paint();
     }, { rootMargin: '400px 0px' });
     for (const node of this.nodes) this.observer.observe(node.article);
-    this.resizer ??= new ResizeObserver(() => this.all());
+    this.resizer ??= new ResizeObserver(() => { for (const node of this.visible) this.unsized.add(node); this.all(); });
     this.resizer.observe(this.root);
   }
+
+  sees(node) { this.visible.add(node); this.dirty.add(node); this.unsized.add(node); }
 
   // Frames ------------------------------------------------------------------------------------------------
 
@@ -173,7 +184,13 @@ class Wall {
     }
     const changed = apply(message, this.data);
     if (changed === null) return;
-    for (const i of changed) { const node = this.cells[i]?.node; if (node) this.dirty.add(node); }
+    // From one card to the next the node is mostly the same one
+    let last = null;
+    for (let k = 0; k < changed.length; k += 1) {
+      const node = this.cells[changed[k]]?.node;
+      if (node && node !== last && this.visible.has(node)) this.dirty.add(node);
+      last = node;
+    }
     this.paint();
     this.count();
   }
@@ -205,8 +222,13 @@ class Wall {
     if (this.painting || document.hidden) return;
     this.painting = requestAnimationFrame(() => {
       this.painting = 0;
-      const style = getComputedStyle(document.body);
-      this.fonts = { value: `500 12px ${style.fontFamily}`, word: `10.5px ${style.fontFamily}` };
+      // All sizes are read before anything is written: a look at a size after a change has the whole page laid out
+      for (const node of this.unsized) if (this.visible.has(node)) node.width = node.canvas.clientWidth;
+      this.unsized.clear();
+      if (!this.fonts) {
+        const { fontFamily } = getComputedStyle(document.body);
+        this.fonts = { value: `500 12px ${fontFamily}`, word: `10.5px ${fontFamily}` };
+      }
       for (const node of this.dirty) if (this.visible.has(node)) this.drawNode(node);
       this.dirty.clear();
     });
@@ -215,18 +237,24 @@ class Wall {
   drawNode(node) {
     for (const card of node.cards) card.dim = this.dims(card);
     const focus = this.focus?.node === node ? node.cards.indexOf(this.focus) : -1;
-    drawNode(node.canvas, node.cards, this.data, (code) => this.look(code), { measure: this.measure, focus, words: this.words, fonts: this.fonts, perRow: node.perRow });
-    const names = node.cards.map((c) => this.look(this.data.state[c.i]).name);
-    const free = names.filter((n) => n === 'free').length;
-    const busy = node.cards.filter((c, k) => HELD.has(names[k]) && this.data.busy[c.i] !== NA).map((c) => this.data.busy[c.i]);
-    const mean = busy.length ? `${Math.round(busy.reduce((a, b) => a + b, 0) / busy.length)} %` : this.words.na;
-    const closed = names.every((n) => n === 'maintenance' || n === 'no_data' || n === 'lost' || n === 'fault');
-    node.text.textContent = closed ? this.words.na : `${mean} · ${free ? fill(this.words.free, { n: free }) : this.words.full}`;
-    this.badge(node, names);
+    const options = { measure: this.measure, focus, words: this.words, fonts: this.fonts };
+    drawNode(node, this.data, (code) => this.look(code), options);
+    let free = 0, busy = 0, sum = 0, closed = true;
+    for (const card of node.cards) {
+      const { name, held, closed: shut } = this.look(this.data.state[card.i]), v = this.data.busy[card.i];
+      if (name === 'free') free += 1;
+      if (held && v !== NA) { busy += 1; sum += v; }
+      closed &&= shut;
+    }
+    const mean = busy ? `${Math.round(sum / busy)} %` : this.words.na;
+    const text = closed ? this.words.na : `${mean} · ${free ? fill(this.words.free, { n: free }) : this.words.full}`;
+    if (node.text.data !== text) node.text.data = text;
+    this.badge(node);
   }
 
-  badge(node, names) {
-    const faults = names.filter((n) => n === 'fault' || n === 'lost').length;
+  badge(node) {
+    const names = node.cards.map((card) => this.look(this.data.state[card.i]).name);
+    const faults = names.filter((name) => BAD.has(name)).length;
     const state = names.every((n) => n === 'maintenance') ? 'maintenance' : node.decided === 'draining' || names.includes('draining') ? 'draining' : node.decided === 'cordoned' ? 'cordoned' : faults ? 'fault' : '';
     const key = `${state}${faults}`;
     if (node.badgeKey === key) return;
@@ -247,30 +275,44 @@ class Wall {
 
   count() {
     const now = performance.now();
-    if (this.countedAt && now - this.countedAt < 900) return;
-    this.countedAt = now;
-    const counts = new Map();
-    for (const { nodes, spans } of this.sets) {
-      let held = 0, free = 0, seen = 0, all = 0, sum = 0, measured = 0;
-      for (const node of nodes) for (const card of node.cards) {
-        const { name } = this.look(this.data.state[card.i]);
-        counts.set(name, (counts.get(name) ?? 0) + 1);
-        all += 1;
-        const busy = this.data.busy[card.i];
-        if (HELD.has(name)) { held += 1; if (busy !== NA) { sum += busy; measured += 1; } }
-        if (name === 'free') free += 1;
-        if (busy !== NA || this.data.mem[card.i] !== NA) seen += name === 'no_data' || name === 'lost' ? 0 : 1;
-      }
-      const n = (x) => this.number.format(x);
-      const texts = [fill(this.words.allocated, { held: n(held), all: n(all), free: n(free) }),
-        measured ? fill(this.words.mean, { mean: Math.round(sum / measured) }) : this.words.mean_na,
-        fill(this.words.data, { some: n(seen), all: n(all) })];
-      texts.forEach((t, k) => { if (spans[k + 1].textContent !== t) spans[k + 1].textContent = t; });
+    if (this.countedAt && now - this.countedAt < COUNT_EVERY_MS) {
+      // The last frame of a burst counts, too
+      this.counting ??= setTimeout(() => this.count(), COUNT_EVERY_MS);
+      return;
     }
-    for (const link of document.querySelectorAll('#wall-key [data-state]')) {
-      const n = counts.get(link.dataset.state) ?? 0;
-      link.querySelector('b').textContent = this.number.format(n);
-      link.hidden = !n && link.dataset.state !== this.stateFilter;
+    clearTimeout(this.counting); this.counting = null;
+    this.countedAt = now;
+    const { data, states } = this, width = states.length;
+    const cards = new Uint32Array(this.sets.length * width), measured = new Uint32Array(cards.length), sums = new Float64Array(cards.length), seen = new Uint32Array(cards.length);
+    for (let i = 0; i < data.n; i += 1) {
+      if (this.setOf[i] === NOWHERE) continue;
+      const at = this.setOf[i] * width + (data.state[i] < width ? data.state[i] : 0), busy = data.busy[i];
+      cards[at] += 1;
+      if (busy !== NA) { measured[at] += 1; sums[at] += busy; }
+      if (busy !== NA || data.mem[i] !== NA) seen[at] += 1;
+    }
+    const n = (x) => this.number.format(x), counts = new Map();
+    this.sets.forEach(({ spans }, k) => {
+      let held = 0, free = 0, told = 0, all = 0, sum = 0, by = 0;
+      states.forEach(({ name, held: taken }, code) => {
+        const at = k * width + code;
+        if (!cards[at]) return;
+        counts.set(name, (counts.get(name) ?? 0) + cards[at]);
+        all += cards[at];
+        if (taken) { held += cards[at]; sum += sums[at]; by += measured[at]; }
+        if (name === 'free') free += cards[at];
+        if (name !== 'no_data' && name !== 'lost') told += seen[at];
+      });
+      const texts = [fill(this.words.allocated, { held: n(held), all: n(all), free: n(free) }),
+        by ? fill(this.words.mean, { mean: Math.round(sum / by) }) : this.words.mean_na,
+        fill(this.words.data, { some: n(told), all: n(all) })];
+      texts.forEach((t, at) => { if (spans[at + 1].textContent !== t) spans[at + 1].textContent = t; });
+    });
+    this.links ??= [...document.querySelectorAll('#wall-key [data-state]')].map((link) => ({ link, figure: link.querySelector('b') }));
+    for (const { link, figure } of this.links) {
+      const found = counts.get(link.dataset.state) ?? 0, text = n(found), hidden = !found && link.dataset.state !== this.stateFilter;
+      if (figure.textContent !== text) figure.textContent = text;
+      if (link.hidden !== hidden) link.hidden = hidden;
     }
   }
 
@@ -344,7 +386,7 @@ class Wall {
     const old = this.focus;
     this.focus = card;
     if (old) this.dirty.add(old.node);
-    this.dirty.add(card.node); this.visible.add(card.node);
+    this.sees(card.node);
     card.node.article.scrollIntoView({ block: 'nearest' });
     this.paint();
     this.show(card);

@@ -121,7 +121,11 @@ def web_process(cookie: str) -> Iterator[Web]:
     finally:
         listening.close()
         process.terminate()
-        process.wait(20)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:  # thousands of sockets that are still being closed
+            process.kill()
+            process.wait(20)
 
 
 def cpu_seconds(pid: int) -> float:
