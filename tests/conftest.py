@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+# Where tests with a mark lie: tests/run.py looks for them nowhere else.
+FOLDER_OF_MARK = {"browser": "browser", "up": "up", "kubernetes": "pool/executors"}
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test that no step would run is an error."""
+    here = Path(__file__).parent
+    for item in items:
+        for mark, folder in FOLDER_OF_MARK.items():
+            if item.get_closest_marker(mark) and here / folder not in item.path.parents:
+                raise pytest.UsageError(f"{item.nodeid} is marked {mark}; such tests lie in tests/{folder}")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -6,8 +6,9 @@ with pip; on Debian as root also a browser, fonts, gettext, compilers and etcd),
 contracts, template lint, migrations, translations and all tests on an embedded PostgreSQL and Valkey, and the
 database tests once more on this machine's own PostgreSQL and Redis where they answer. A real Kubernetes control plane
 for its tests is built from Debian's source beside the other steps, once: it is kept in the user's cache folder.
-Runs every step even after a failure; the exit code is 0 only if all passed. With CI=true a missing part is a failure,
-elsewhere it is reported as not run.
+Steps that wait more than they compute run side by side, each with servers of its own; what they say is kept apart and
+shown whole when each has ended. Runs every step even after a failure; the exit code is 0 only if all passed. With
+CI=true a missing part is a failure, elsewhere it is reported as not run.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import venv
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -61,6 +63,10 @@ DATABASE_TESTS = (
     *("*/services", "*/live", "*/selectors", "*/executors"),
     *("quotas/money", "portal/accounts", "portal/ops", "portal/notify"),
 )
+WITH_DATABASE = (
+    *("system checks", "migrations", "translations"),
+    *(f"tests{part}" for part in ("", " serial", " up", " browser", " outside servers", " kubernetes")),
+)
 
 
 @dataclass
@@ -71,6 +77,18 @@ class Outcome:
     state: str
     seconds: float = 0.0
     note: str = ""
+
+
+@dataclass
+class Step:
+    """One command to be run under a name."""
+
+    name: str
+    command: list[str]
+    environment: dict[str, str] | None = None
+
+    def announced(self) -> str:
+        return f"\n== {self.name}: {' '.join(_short(word) for word in self.command)}"
 
 
 @dataclass
@@ -94,18 +112,58 @@ class Run:
         """Run a command as a step, its output shown as it comes."""
         if not self.wants(name):
             return
-        print(f"\n== {name}: {' '.join(_short(word) for word in command)}", flush=True)
+        step = Step(name, command, environment)
+        print(step.announced(), flush=True)
         began = time.monotonic()
         code, lines = _stream(command, environment)
-        seconds = time.monotonic() - began
+        self._ended(step, code, lines, time.monotonic() - began)
+
+    def side_by_side(self, *lanes: list[Step]) -> None:
+        """Run the steps of each lane one after the other, the lanes beside each other. A step's output is shown whole
+        when it has ended."""
+        waiting = [[step for step in lane if self.wants(step.name)] for lane in lanes]
+        waiting = [lane for lane in waiting if lane]
+        if len(waiting) == 1:
+            for step in waiting[0]:
+                self.step(step.name, step.command, step.environment)
+            return
+        running: dict[int, Beside] = {}
+        told = time.monotonic()
+        try:
+            while running or any(waiting):
+                for number, lane in enumerate(waiting):
+                    if lane and number not in running:
+                        running[number] = Beside(lane.pop(0))
+                        print(running[number].step.announced() + "  (beside others)", flush=True)
+                time.sleep(0.2)
+                for number, beside in list(running.items()):
+                    code = beside.poll()
+                    if code is not None:
+                        lines = beside.close()
+                        del running[number]
+                        print(
+                            f"\n== {beside.step.name} has ended; it said:\n{''.join(lines)}",
+                            end="",
+                            flush=True,
+                        )
+                        self._ended(beside.step, code, lines, beside.seconds)
+                if time.monotonic() - told > 60:
+                    told = time.monotonic()
+                    words = [f"{each.step.name} {each.seconds:.0f} s" for each in running.values()]
+                    print(f"-- under way: {', '.join(words)}", flush=True)
+        finally:
+            for beside in running.values():
+                beside.close()
+
+    def _ended(self, step: Step, code: int, lines: list[str], seconds: float) -> None:
         note = ""
-        if "pytest" in command:
+        if "pytest" in step.command:
             note = self._count(lines)
             if code == 5:  # nothing selected
-                self.outcomes.append(Outcome(name, "not run", seconds, "no tests there"))
+                self.outcomes.append(Outcome(step.name, "not run", seconds, "no tests there"))
                 return
         self.outcomes.append(
-            Outcome(name, "ok" if code == 0 else "failed", seconds, note or f"exit code {code}")
+            Outcome(step.name, "ok" if code == 0 else "failed", seconds, note or f"exit code {code}")
         )
 
     def _count(self, lines: list[str]) -> str:
@@ -135,25 +193,64 @@ def _short(word: str) -> str:
     return Path(word).name if word.startswith(str(VENV)) else word
 
 
-def _stream(command: list[str], environment: dict[str, str] | None) -> tuple[int, list[str]]:
-    """Run to the end or the time limit, echoing output; the exit code and the lines. Its group is ended with
-    it."""
-    process = subprocess.Popen(
+def _start(command: list[str], environment: dict[str, str] | None, output: Any) -> subprocess.Popen[str]:
+    """The command in a process group of its own."""
+    return subprocess.Popen(
         command,
         cwd=ROOT,
         env={**os.environ, **(environment or {})},
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
+        stdout=output,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
         start_new_session=True,
     )
 
+
+def _end_group(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+class Beside:
+    """A step that runs beside another, up to the time limit, its output kept in a file until it has ended."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.began = time.monotonic()
+        self.output = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed by `close`
+        self.process = _start(step.command, step.environment, self.output)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    def poll(self) -> int | None:
+        """Its exit code once it has ended."""
+        if self.process.poll() is None and self.seconds > STEP_LIMIT_SECONDS:
+            print(f"-- {self.step.name}: over {STEP_LIMIT_SECONDS} s: ended", flush=True)
+            _end_group(self.process)
+            self.process.wait()
+        return self.process.poll()
+
+    def close(self) -> list[str]:
+        """End what is left of it; the lines that it said."""
+        _end_group(self.process)
+        self.process.wait()
+        with self.output as file:
+            file.seek(0)
+            return file.readlines()
+
+
+def _stream(command: list[str], environment: dict[str, str] | None) -> tuple[int, list[str]]:
+    """Run to the end or the time limit, echoing output; the exit code and the lines. Its group is ended with
+    it."""
+    process = _start(command, environment, subprocess.PIPE)
+
     def too_long(*_: object) -> None:
         print(f"-- over {STEP_LIMIT_SECONDS} s: ended", flush=True)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        _end_group(process)
 
     signal.signal(signal.SIGALRM, too_long)
     signal.alarm(STEP_LIMIT_SECONDS)
@@ -166,8 +263,7 @@ def _stream(command: list[str], environment: dict[str, str] | None) -> tuple[int
         return process.wait(), lines
     finally:
         signal.alarm(0)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        _end_group(process)
 
 
 # -- what must be there ---------------------------------------------------------------------------------
@@ -193,16 +289,10 @@ def install_packages(run: Run) -> bool:
     wanted = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
     if stamp.exists() and stamp.read_text() == wanted:
         return True
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "-e",
-        ".[test]",
-    ]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    # Most of what is installed is never imported: what is, is compiled then.
+    later = [] if sys.dont_write_bytecode else ["--no-compile"]
+    command = [*pip, *later, "-e", ".[test]"]
     for attempt in (1, 2):
         print(f"\n== packages: pip install -e .[test]{' (again)' if attempt == 2 else ''}", flush=True)
         began = time.monotonic()
@@ -330,36 +420,51 @@ def project_checks(run: Run, environment: dict[str, str]) -> None:
     run.step("translations", [*manage, "messages", "--check"], environment)
 
 
-def all_tests(run: Run, environment: dict[str, str], kubernetes_built: Callable[[], None]) -> None:
-    """The whole suite in its parts; the one on a real control plane last, since its programs may still be built."""
-    # The pair is new, so the first run makes the test database and the later ones take it as it is.
-    pytest = [sys.executable, "-m", "pytest", "-q", "--no-header", "--reuse-db", "--durations=25"]
+def _pytest(*words: str, marked: str) -> list[str]:
     without_shared = "" if SHARED.is_dir() else " and not shared"
-    if without_shared:
+    command = [sys.executable, "-m", "pytest", "-q", "--no-header", "--durations=25"]
+    return [*command, *words, "-m", marked + without_shared]
+
+
+def all_tests(run: Run, first: dict[str, str], second: dict[str, str], built: Callable[[], None]) -> None:
+    """The whole suite in its parts. Two lanes, each on a pair of its own: what runs agents and installations, of which
+    there is one on a machine; and pages, then the outside servers. The one on a real control plane last, since its
+    programs may still be built."""
+    if not SHARED.is_dir():
         run.missing(
             "tests on ../shared", "the folder ../shared is not there: tests marked `shared` did not run"
         )
-    plain = f"not serial and not browser and not up{without_shared}"
-    run.step("tests", [*pytest, "-n", "2", "--dist", "loadfile", "-m", plain], environment)
-    run.step(
-        "tests serial",
-        [*pytest, "-m", f"serial and not kubernetes and not browser and not up{without_shared}"],
-        environment,
+    # The pair is new, so the first run makes the test database and the later ones take it as it is.
+    plain = _pytest(
+        *("--reuse-db", "-n", "2", "--dist", "loadfile"), marked="not serial and not browser and not up"
     )
-    if run.fast:
-        return
-    run.step("tests browser", [*pytest, "-m", f"browser and not up{without_shared}"], environment)
-    run.step("tests up", [*pytest, "-m", f"up{without_shared}"], environment)
-    if run.wants("tests kubernetes"):
-        kubernetes_built()
-        run.step("tests kubernetes", [*pytest, "-m", f"kubernetes{without_shared}"], environment)
+    run.step("tests", plain, first)
+    serial = _pytest("--reuse-db", marked="serial and not kubernetes and not browser and not up")
+    agents = [Step("tests serial", serial, first)]
+    pages = []
+    if not run.fast:
+        agents.append(Step("tests up", _pytest("--reuse-db", "tests/up", marked="up"), first))
+        pages.append(Step("tests browser", _pytest("--reuse-db", "tests/browser", marked="browser"), second))
+        pages += outside_tests(run)
+    run.side_by_side(agents, pages)
+    if not run.fast and run.wants("tests kubernetes"):
+        built()
+        run.step(
+            "tests kubernetes", _pytest("--reuse-db", "tests/pool/executors", marked="kubernetes"), first
+        )
 
 
 def tests_with_database(run: Run, kubernetes_built: Callable[[], None]) -> None:
-    """What needs a database, on a pair of its own."""
-    needs_database = [n for n in ("system checks", "migrations", "translations", "tests") if run.wants(n)]
-    if not needs_database and not any(word.startswith("tests") for word in run.only):
-        return
+    """What needs a database, on pairs of its own."""
+    if any(run.wants(name) for name in WITH_DATABASE):
+        with _own_pair() as first, _own_pair() as second:
+            project_checks(run, first)
+            all_tests(run, first, second, kubernetes_built)
+
+
+@contextlib.contextmanager
+def _own_pair() -> Iterator[dict[str, str]]:
+    """What leads tests to an embedded PostgreSQL and Valkey and a data folder of their own."""
     from portal.up.layout import Layout
     from portal.up.pair import running_pair
 
@@ -368,46 +473,25 @@ def tests_with_database(run: Run, kubernetes_built: Callable[[], None]) -> None:
         # Tests throw their database away, so it need not wait for the disk.
         with running_pair(Layout(Path(folder) / "pair"), settings={"fsync": "off"}) as pair:
             (Path(folder) / "data" / "static").mkdir(parents=True)
-            environment = {
-                **pair.environment,
-                "GPUPOOL_ENV": "test",
-                "GPUPOOL_DATA_DIR": f"{folder}/data",
-            }
-            project_checks(run, environment)
-            all_tests(run, environment, kubernetes_built)
+            yield {**pair.environment, "GPUPOOL_ENV": "test", "GPUPOOL_DATA_DIR": f"{folder}/data"}
 
 
-def outside_tests(run: Run) -> None:
+def outside_tests(run: Run) -> list[Step]:
     """The tests that talk to a database, on this machine's own PostgreSQL and Redis."""
-    if run.fast or not run.wants("tests outside servers"):
-        return
+    name = "tests outside servers"
+    if not run.wants(name):
+        return []
     if not (_answers(5432) and _answers(6379)):
-        run.outcomes.append(
-            Outcome("tests outside servers", "not run", note="no PostgreSQL or Redis answers on 127.0.0.1")
-        )
-        return
+        run.outcomes.append(Outcome(name, "not run", note="no PostgreSQL or Redis answers on 127.0.0.1"))
+        return []
     folders = sorted(
         {str(p.relative_to(ROOT)) for g in DATABASE_TESTS for p in (ROOT / "tests").glob(g) if p.is_dir()}
     )
     environment = {"DATABASE_URL": OUTSIDE_POSTGRES, "REDIS_URL": OUTSIDE_REDIS, "GPUPOOL_ENV": "test"}
-    without_shared = "" if SHARED.is_dir() else " and not shared"
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "--no-header",
-        "-n",
-        "2",
-        "--dist",
-        "loadfile",
-        "--create-db",
-    ]
-    run.step(
-        "tests outside servers",
-        [*command, "-m", f"not serial and not browser and not up{without_shared}", *folders],
-        environment,
+    command = _pytest(
+        *("--create-db", "-n", "2", "--dist", "loadfile"), marked="not serial and not browser and not up"
     )
+    return [Step(name, [*command, *folders], environment)]
 
 
 def main() -> int:
@@ -434,7 +518,6 @@ def main() -> int:
     with building_kubernetes(run) as kubernetes_built:
         static_checks(run)
         tests_with_database(run, kubernetes_built)
-    outside_tests(run)
     return run.summary()
 
 
