@@ -56,7 +56,7 @@ def test_drill(folder: Path) -> None:
     assert (new / "secrets.json").read_text() == (old / "secrets.json").read_text()
     assert (new / "media" / "logo" / "a b.svg").read_text() == "<svg/>"
     with running(new) as installation:
-        installation.wait_page()
+        installation.wait_running()  # all that it says at a start is said
         assert installation.psql("SELECT name FROM kept") == "长安 — kept"
         assert installation.psql("SELECT string_agg(username || password, ',') FROM accounts_user") == people
         count = installation.psql(

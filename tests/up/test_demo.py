@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.up.installation import ROOT, clean_environment, open_folder, running, wait_for
+from tests.up.installation import PATIENCE, ROOT, clean_environment, open_folder, running, wait_for
 
 pytestmark = [pytest.mark.up, pytest.mark.serial]
 
@@ -28,7 +28,7 @@ def _remove(folder: Path) -> subprocess.CompletedProcess[str]:
         env=clean_environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
 
@@ -39,9 +39,11 @@ def test_demo_lives_apart_and_goes_without_trace(folder: Path) -> None:
         own.psql("CREATE TABLE kept (name text); INSERT INTO kept VALUES ('kept')")
     with running(folder, "--demo") as demo:
         demo.wait_page()
-        wait_for(lambda: "Sign-ins of the demo" in demo.said, say="the sign-ins")
         for role in ("researcher", "department lead", "pool administrator", "finance", "auditor"):
-            assert re.search(rf"^  [a-z.]+ +\S+ +{role}$", demo.said, re.MULTILINE), role
+            line = rf"^  [a-z.]+ +\S+ +{role}$"
+            wait_for(
+                lambda line=line: re.search(line, demo.said, re.MULTILINE), say=f"the sign-in of the {role}"
+            )
         demo.wait_running("demo fleet")
         assert int(demo.psql("SELECT count(*) FROM pool_node")) >= 10
         assert demo.psql("SELECT to_regclass('kept') IS NULL") == "t"

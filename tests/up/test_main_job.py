@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from tests.chromium import browsing
+from tests.chromium import PATIENCE_MS, browsing
 from tests.pool.agent.conftest import FakeNvml, nvml_library  # noqa: F401  (a fixture)
 from tests.up.installation import Installation, open_folder, running, wait_for
 
@@ -74,7 +74,7 @@ class Api:
             if cookie.name == "gpupool_csrf":
                 request.add_header("X-CSRFToken", str(cookie.value))
         try:
-            with self.opener.open(request, timeout=20) as answer:
+            with self.opener.open(request, timeout=60) as answer:
                 return bytes(answer.read())
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{method} {path}: {error.code} {error.read().decode()}") from error
@@ -124,7 +124,7 @@ class Person:
     def __init__(self, browser: Browser, base: str, name: str, language: str) -> None:
         self.base = base
         self.context: BrowserContext = browser.new_context(viewport={"width": 1440, "height": 1000})
-        self.context.set_default_timeout(20_000)
+        self.context.set_default_timeout(PATIENCE_MS)
         self.context.add_cookies([{"name": "django_language", "value": language, "url": base}])
         self.page: Page = self.context.new_page()
         self.errors: list[str] = []
@@ -149,6 +149,7 @@ def first_sign_in(browser: Browser, installation: Installation, base: str) -> No
     """The printed password works once and must be changed."""
     found = wait_for(installation.first_sign_in, say="the first sign-in")
     context = browser.new_context()
+    context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
     page.goto(f"{base}/accounts/login/")
     page.fill("input[name=username]", found[0])
@@ -299,11 +300,11 @@ def wait_running(researcher: Person, address: str) -> str:
 def watch(researcher: Person, lease: str) -> None:
     """The log has the device and the odd characters; the four measures are live and move."""
     page = researcher.page
-    expect(page.locator("#log")).to_contain_text(f"devices={CARD}", timeout=30_000)
+    expect(page.locator("#log")).to_contain_text(f"devices={CARD}")
     expect(page.locator("#log")).to_contain_text("他说：\"开始\" 'ok'")
     expect(page.locator("#log")).to_contain_text(re.compile(r"step \d+"))
     live = page.locator("main")
-    expect(live).to_contain_text(re.compile(r"87\s*%"), timeout=30_000)
+    expect(live).to_contain_text(re.compile(r"87\s*%"))
     expect(live).to_contain_text(re.compile(r"40(\.\d)?\s*GiB"))
     expect(live).to_contain_text(re.compile(r"\d\d\s*°C"))
     expect(live).to_contain_text(re.compile(r"3\d\d\s*W"))
@@ -313,7 +314,7 @@ def watch(researcher: Person, lease: str) -> None:
         return found.group(1) if found else ""
 
     before = temperature()
-    wait_for(lambda: temperature() not in ("", before), say="another temperature, without a reload", limit=20)
+    wait_for(lambda: temperature() not in ("", before), say="another temperature, without a reload")
     researcher.shot("e2e-lease")
 
 
@@ -328,14 +329,12 @@ def finish(installation: Installation, researcher: Person, lease: str, card: Fak
     def state() -> str:
         return installation.psql("SELECT state FROM pool_allocation")
 
-    wait_for(
-        lambda: installation.psql("SELECT exit_signal FROM pool_allocationmember"), say="the stop", limit=60
-    )
+    wait_for(lambda: installation.psql("SELECT exit_signal FROM pool_allocationmember"), say="the stop")
     for _ in range(5):
         assert state() == "stopping"
         time.sleep(0.3)
     card.set(gpu_0_util=0, gpu_0_mem_used=0)
-    wait_for(lambda: state() == "ended", say="the end", limit=60)
+    wait_for(lambda: state() == "ended", say="the end")
     researcher.go(lease)
     expect(page.locator("h1")).to_contain_text("Ended")
     expect(page.locator("main")).to_contain_text("Released by its holder")
@@ -344,10 +343,8 @@ def finish(installation: Installation, researcher: Person, lease: str, card: Fak
 def pay(finance: Person, installation: Installation) -> None:
     """The ledger has the time that was held, to the price, and the month page says so in both languages."""
 
-    def booked() -> str:
-        return installation.psql("SELECT coalesce(sum(amount_micro), 0) FROM quotas_ledgerentry")
-
-    wait_for(lambda: int(booked()) > 0, say="the ledger", limit=30)
+    booked = "SELECT bool_and(ended_at = accrued_to) FROM quotas_usagespan"
+    wait_for(lambda: installation.psql(booked) == "t", say="the ledger")
     gpu_ms, amount = installation.psql(
         "SELECT sum(gpu_ms) || ' ' || sum(amount_micro) FROM quotas_ledgerentry"
     ).split()

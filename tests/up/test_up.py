@@ -10,7 +10,6 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from portal.up.layout import Layout
 from portal.up.pair import running_pair
 from tests.parts import missing
 from tests.up import installation
-from tests.up.installation import ROOT, Installation, clean_environment, gone, running, wait_for
+from tests.up.installation import PATIENCE, ROOT, Installation, clean_environment, gone, running, wait_for
 
 pytestmark = [pytest.mark.up, pytest.mark.serial]
 BY_ROOT = os.geteuid() == 0
@@ -50,7 +49,7 @@ def _up(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         env=clean_environment(**environment),
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=PATIENCE,
         check=False,
     )
 
@@ -176,51 +175,36 @@ def test_data_of_another_version(tmp_path: Path) -> None:
     assert "was written by PostgreSQL 9" in _one_line(_up("--data", str(tmp_path / "d"), "--port", "0"))
 
 
-def test_stop_leaves_no_process_and_the_second_start_keeps_everything(open_folder: Path) -> None:
-    folder = open_folder / "twice"
-    with running(folder) as first:
-        first.wait_page()
-        first.wait_running()
-        first.psql("CREATE TABLE kept (name text); INSERT INTO kept VALUES ('kept')")
-        everyone = first.processes()
-        assert len(everyone) > 6
-        began = time.monotonic()
-        assert first.stop(signal.SIGINT) == 0
-        assert time.monotonic() - began < 20
-        assert gone(everyone)
-    password = first.first_sign_in()
-    secrets = (folder / "secrets.json").read_text()
-    with running(folder) as second:
-        second.wait_page()
-        assert second.psql("SELECT name FROM kept") == "kept"
-        assert second.said.count("First sign-in") == 1 and second.first_sign_in() == password
-        assert (folder / "secrets.json").read_text() == secrets
-    assert json.loads((folder / "status.json").read_text())["state"] == "stopped"
-
-
-def test_killed_supervisor_leaves_nothing_and_the_next_start_works(open_folder: Path) -> None:
-    folder = open_folder / "killed"
-    with running(folder) as first:
-        first.wait_page()
-        first.wait_running()
-        first.psql("CREATE TABLE kept (name text); INSERT INTO kept VALUES ('kept')")
-        everyone = first.processes()
-        first.process.kill()
-        first.process.wait()
-        wait_for(lambda: gone(everyone), limit=20, say="the end of all children")
-    with running(folder) as second:
-        second.wait_page()
-        assert second.psql("SELECT name FROM kept") == "kept"
-
-
-def test_start_cut_off_while_the_database_is_made(open_folder: Path) -> None:
-    folder = open_folder / "cut"
+def test_a_start_cut_off_a_killed_supervisor_and_a_stop_lose_nothing(open_folder: Path) -> None:
+    """One folder, its path long and odd, through every kind of end; its data and its first sign-in stay."""
+    folder = open_folder / ("长 path's " + "x" * 90)
     cut = Installation(folder)
-    wait_for((folder / "pg" / "initdb-unfinished").exists, say="the making of the database")
+    wait_for((folder / "pg" / "initdb-unfinished").exists, say="the making of the database", pause=0.002)
     cut.process.kill()
     cut.process.wait()
-    with running(folder) as again:
-        again.wait_page()
+    with running(folder) as first:
+        first.wait_running()
+        assert first.get("/accounts/login/")[0] == 200
+        first.psql("CREATE TABLE kept (name text); INSERT INTO kept VALUES ('kept')")
+        password, everyone = first.first_sign_in(), first.processes()
+        assert password is not None and len(everyone) > 6
+        secrets = (folder / "secrets.json").read_text()
+        first.process.kill()
+        first.process.wait()
+        wait_for(lambda: gone(everyone), say="the end of all children")
+    with running(folder) as second:
+        second.wait_running()
+        assert second.psql("SELECT name FROM kept") == "kept"
+        everyone = second.processes()
+        assert second.stop(signal.SIGINT) == 0
+        wait_for(lambda: gone(everyone), say="the end of all children")
+    assert json.loads((folder / "status.json").read_text())["state"] == "stopped"
+    with running(folder) as third:
+        third.wait_running()
+        assert third.get("/accounts/login/")[0] == 200
+        assert third.psql("SELECT name FROM kept") == "kept"
+        assert third.said.count("First sign-in") == 1 and third.first_sign_in() == password
+        assert (folder / "secrets.json").read_text() == secrets
 
 
 def test_stop_during_the_start(open_folder: Path) -> None:
@@ -229,7 +213,7 @@ def test_stop_during_the_start(open_folder: Path) -> None:
         wait_for(lambda: site.pid("fork"), say="the first child")
         everyone = site.processes()
         assert site.stop() == 0
-        assert gone(everyone)
+        wait_for(lambda: gone(everyone), say="the end of all children")
 
 
 def test_given_servers(open_folder: Path) -> None:
@@ -246,13 +230,6 @@ def test_given_servers(open_folder: Path) -> None:
         outside.postgres.psql("ALTER ROLE gpupool NOLOGIN")
         answer = _up("--data", str(open_folder / "refused"), "--port", "0", **given)
         assert "DATABASE_URL cannot be reached" in _one_line(answer)
-
-
-def test_long_path_and_odd_characters(open_folder: Path) -> None:
-    folder = open_folder / ("长 path's " + "x" * 90)
-    with running(folder) as site:
-        site.wait_page()
-        site.wait_running()
 
 
 @pytest.mark.skipif(not BY_ROOT, reason="needs root to become another account")
