@@ -80,6 +80,8 @@ def node_refusal(node: Node, request: Request) -> str | None:
         return "storage_absent"
     if not request.stage_datasets and not node.datasets.issuperset(request.datasets):
         return "dataset_absent"
+    if request.image and node.no_images:
+        return "images_absent"
     if request.shape != "cpu":
         if request.min_driver and node.driver < request.min_driver:
             return "driver_too_old"

@@ -86,7 +86,8 @@ class Node:
     """A server. ``cpu_milli`` and ``memory_mib`` None = not known, taken as ample.
 
     ``domain``: its place below the cluster from coarse to fine (row, rack, switch); a domain is its whole
-    path. ``datasets``: codes of the data sets that lie or are cached here. ``power_headroom_mw``: what may be
+    path. ``datasets``: codes of the data sets that lie or are cached here. ``no_images``: nothing on it runs container
+    images. ``power_headroom_mw``: what may be
     drawn beyond what is drawn now, None = not limited. ``caution``: its health is in some doubt (a late sign of
     life, errors that healed), so it is used last.
     """
@@ -109,6 +110,7 @@ class Node:
     datasets: frozenset[str] = frozenset()
     power_headroom_mw: int | None = None
     caution: bool = False
+    no_images: bool = False
     closed: tuple[tuple[int, int], ...] = ()
     """Maintenance to come: [from, to) in which nothing may run here, in order of time. Work that would still run
     at the beginning of one is not placed; what ends before it may fill the time up to it."""
@@ -216,6 +218,8 @@ class Request:
     datasets: tuple[str, ...] = ()
     stage_datasets: bool = True
     """False: only nodes that have all data sets; True: such nodes are preferred, others get them staged."""
+    image: bool = False
+    """It runs a container image: only nodes that can."""
     spread: bool = False
     """Replicas of a service: on different nodes where possible (members need not share a fabric)."""
     deadline_at: int | None = None

@@ -18,7 +18,7 @@ Codes, each with its figures:
     split_over_sites      need_nodes, best_in_one_site, sites: enough nodes, but a gang stays on one site
     split_over_domains    need_nodes, best_together, level: enough nodes, but not in one domain of that level
     split_over_fabrics    need_nodes, best_together, fabric: enough nodes, but not on one network of that kind
-    outside_domain, domain_unknown, fabric_absent, storage_absent, dataset_absent
+    outside_domain, domain_unknown, fabric_absent, storage_absent, dataset_absent, images_absent
                           asked, nodes, excluded: no node that may take work has it
     no_card_fits          need_milli, need_mib, best_free_milli, best_free_mib, flavour, excluded
     no_slice_free         profile, need, best_free_on_one_node, free, existing, flavour
@@ -282,6 +282,7 @@ _ASKED_OF_NODES: Mapping[str, Callable[[Request], Any]] = {
     "fabric_absent": lambda request: {"kind": request.fabric, "gbps": request.min_fabric_gbps},
     "storage_absent": lambda request: request.storage,
     "dataset_absent": lambda request: list(request.datasets),
+    "images_absent": lambda request: request.image,
 }
 """What a request asks of nodes beside their cards, by the code of nodes that lack it."""
 

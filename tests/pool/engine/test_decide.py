@@ -487,6 +487,12 @@ class TestTogether:
             {"need_nodes": 2, "flavour": "A100", "best_together": 1, "fabric": "infiniband"},
         )
 
+    def test_an_image_goes_where_images_run(self) -> None:
+        found = plan(pool([node(1, no_images=True), node(2)], [ask(1, 1, image=True)]))
+        assert [one.members[0].node_id for one in found.places] == [2]
+        waiting = why(plan(pool([node(1, no_images=True)], [ask(1, 1, image=True)])))
+        assert (waiting.code, waiting.figures["nodes"]) == ("images_absent", 1)
+
     @pytest.mark.parametrize(
         ("changes", "code", "asked"),
         [
