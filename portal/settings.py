@@ -113,6 +113,8 @@ TEMPLATES = [
     }
 ]
 
+FORM_RENDERER = "portal.web.form_renderer.Renderer"
+
 # Database and Redis -------------------------------------------------------------------------------------
 
 DATABASES = {"default": env.db_url("DATABASE_URL", default="postgres://postgres@127.0.0.1:5432/gpupool")}
