@@ -6,6 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A machine that stands still for seconds is no fault of a property: neither deadlines nor the pace of drawing count.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 # Where tests with a mark lie: tests/run.py looks for them nowhere else.
 FOLDER_OF_MARK = {"browser": "browser", "up": "up", "kubernetes": "pool/executors"}
@@ -33,7 +38,7 @@ def quickly_emptied() -> None:
 def nothing_kept(request: pytest.FixtureRequest) -> Iterator[None]:
     """Forget what pages keep for some seconds (tests without a database have nothing there), and the language and
     time zone that a person's request leaves active in its thread."""
-    from django.conf import settings
+    from django.conf import settings as django_settings
     from django.utils import timezone, translation
 
     if request.node.get_closest_marker("django_db") is not None:
@@ -41,5 +46,5 @@ def nothing_kept(request: pytest.FixtureRequest) -> Iterator[None]:
 
         cache.clear()
     yield
-    translation.activate(settings.LANGUAGE_CODE)
+    translation.activate(django_settings.LANGUAGE_CODE)
     timezone.deactivate()
