@@ -14,11 +14,14 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from monitoring.models import MetricSource
+from monitoring.services.source_check import ORDER, source_check
 from monitoring.services.sources import source_hasten, source_save
 from pool.models import Cluster
 from portal.accounts.api.base import ApiViewSet
 from portal.kernel.api import check_if_match, etag
 from portal.kernel.errors import Invalid
+
+MOST_MATCHES = 500
 
 
 class SourceSerializer(serializers.ModelSerializer[MetricSource]):
@@ -55,6 +58,36 @@ class SourceInput(serializers.Serializer[Any]):
 
 class SourceLook(serializers.Serializer[Any]):
     """Nothing is sent with a fetch."""
+
+
+class SourceMatch(serializers.Serializer[Any]):
+    """A card that a source tells of, and what would become of it."""
+
+    uuid = serializers.CharField()
+    state = serializers.ChoiceField(
+        ORDER,
+        help_text="taken: known by UUID; placed: by node and index; covered: left to a better source; unknown: not in "
+        "the inventory; foreign: of another node or cluster; double: claimed by others too",
+    )
+    gpu = serializers.UUIDField(source="gpu.uid", allow_null=True, default=None)
+    told_by = serializers.ListField(child=serializers.CharField())
+    others = serializers.ListField(child=serializers.CharField())
+    model = serializers.CharField()
+    instances = serializers.IntegerField()
+    measures = serializers.ListField(child=serializers.CharField())
+
+
+class SourceCheck(serializers.Serializer[Any]):
+    """What a dry run saw; nothing of it is kept. `matches` has the first 500, those that need a look first."""
+
+    code = serializers.CharField(help_text="ok, or why not, as last_code")
+    targets = serializers.IntegerField(help_text="addresses asked")
+    codes = serializers.DictField(
+        child=serializers.IntegerField(), help_text="how many addresses answered how"
+    )
+    problems = serializers.DictField(child=serializers.IntegerField())
+    states = serializers.DictField(child=serializers.IntegerField(), help_text="cards by state")
+    matches = serializers.ListField(child=SourceMatch())
 
 
 @extend_schema_view(
@@ -117,6 +150,21 @@ class SourceViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiViewSet
         row = self.get_object()
         source_hasten(acting_user=self.actor, source=row)
         return self._answer(row, 202)
+
+    @extend_schema(request=SourceLook, responses=SourceCheck)
+    @action(detail=True, methods=["post"])
+    def check(self, request: Request, uid: str) -> Response:
+        """A dry run: fetch it now, also where it is switched off, and say what would be matched. Takes up to 25 s."""
+        look = source_check(acting_user=self.actor, source=self.get_object())
+        told = {
+            "code": look.code,
+            "targets": look.targets,
+            "codes": look.codes,
+            "problems": look.problems,
+            "states": look.states,
+            "matches": look.matches[:MOST_MATCHES],
+        }
+        return Response(SourceCheck(told).data)
 
     def _sent(self, request: Request) -> tuple[dict[str, Any], str | None]:
         sent = SourceInput(data=request.data)

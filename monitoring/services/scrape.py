@@ -46,30 +46,23 @@ class Target:
     node: Node | None
 
 
+Claims = dict[str, list[tuple[Target, Scrape]]]
+
+
 def source_scrape(*, source_id: int) -> dict[str, Any]:
     """Fetch one source now; returns the facts that are also kept with it. A failure is a result, not an exception."""
     source = MetricSource.objects.select_related("cluster").get(pk=source_id)
     began = time.monotonic()
     try:
-        secret = "" if source.auth == "none" else _secret(source)
+        secret = secret_of(source)
     except TerminalFailure as error:
         source_result(source_id=source.pk, code=error.code, facts={})
         return {"code": error.code}
     targets = targets_of(source)
     at = now()
-    answers = _fetch_all(source, targets, secret)
-    codes = Counter(answer.code or "ok" for _, answer in answers)
-    codes["timeout"] += len(targets) - len(answers)
-    scrapes: list[tuple[Target, Scrape]] = []
-    for target, answer in answers:
-        if answer.readable:
-            try:
-                scrapes.append((target, parse(source, answer)))
-            except prometheus.BadAnswer as error:
-                codes[error.code] += 1
-                codes["ok"] -= 1
+    scrapes, codes = heard(source, targets, secret)
     written = _write(source, scrapes, at)
-    code = "ok" if codes["ok"] == len(targets) and targets else _worst(codes, bool(targets))
+    code = verdict(codes, len(targets))
     facts: dict[str, Any] = {
         "targets": len(targets),
         "codes": dict(+codes),
@@ -80,16 +73,40 @@ def source_scrape(*, source_id: int) -> dict[str, Any]:
     return {"code": code, **facts}
 
 
-def _secret(source: MetricSource) -> str:
+def heard(
+    source: MetricSource, targets: list[Target], secret: str
+) -> tuple[list[tuple[Target, Scrape]], Counter[str]]:
+    """What the targets say, as far as it can be read, and how many of them answered how."""
+    answers = _fetch_all(source, targets, secret)
+    codes = Counter(answer.code or "ok" for _, answer in answers)
+    codes["timeout"] += len(targets) - len(answers)
+    scrapes: list[tuple[Target, Scrape]] = []
+    for target, answer in answers:
+        if answer.readable:
+            try:
+                scrapes.append((target, parse(source, answer)))
+            except prometheus.BadAnswer as error:
+                codes[error.code] += 1
+                codes[answer.code or "ok"] -= 1
+    return scrapes, +codes
+
+
+def secret_of(source: MetricSource) -> str:
+    """The token or password of a source; raises `TerminalFailure` where it has to be entered (again)."""
+    if source.auth == MetricSource.Auth.NONE:
+        return ""
     found = credential_read(cluster=source.cluster, name=credential_name(source))
     if found is None:
         raise TerminalFailure("secret_missing", source.name)
     return found
 
 
-def _worst(codes: Counter[str], any_target: bool) -> str:
-    if not any_target:
+def verdict(codes: Counter[str], targets: int) -> str:
+    """`ok` where every target answered well, else the code that is worth a look first."""
+    if not targets:
         return "no_targets"
+    if codes["ok"] == targets:
+        return "ok"
     order = (
         "unauthorized",
         "too_large",
@@ -152,15 +169,21 @@ def parse(source: MetricSource, answer: Fetched) -> Scrape:
     return into
 
 
-def _write(source: MetricSource, scrapes: list[tuple[Target, Scrape]], at: datetime) -> dict[str, Any]:
+def claims_of(scrapes: list[tuple[Target, Scrape]]) -> tuple[Claims, Counter[str]]:
+    """UUID → who tells of it; and what was wrong with the lines."""
     problems: Counter[str] = Counter()
-    claims: dict[str, list[tuple[Target, Scrape]]] = {}
+    claims: Claims = {}
     for target, scrape in scrapes:
         problems.update(scrape.problems)
         for uuid in {uuid for uuid, _ in scrape.readings}:
             claims.setdefault(uuid, []).append((target, scrape))
+    return claims, problems
+
+
+def _write(source: MetricSource, scrapes: list[tuple[Target, Scrape]], at: datetime) -> dict[str, Any]:
+    claims, problems = claims_of(scrapes)
     gpus = identified(source, claims)
-    covered = _covered([gpu.pk for gpu in gpus.values()], source.kind, at)
+    covered = covered_by_better([gpu.pk for gpu in gpus.values()], source.kind, at)
     batches: dict[int, Batch] = {}
     seen: list[tuple[Gpu, Reading]] = []
     now_ms, oldest_ms = to_ms(at), to_ms(oldest_kept())
@@ -199,7 +222,7 @@ def _write(source: MetricSource, scrapes: list[tuple[Target, Scrape]], at: datet
     }
 
 
-def identified(source: MetricSource, claims: dict[str, list[tuple[Target, Scrape]]]) -> dict[str, Gpu]:
+def identified(source: MetricSource, claims: Claims) -> dict[str, Gpu]:
     """UUID as heard → card. Clusters that tell no UUIDs (Kubernetes, Slurm, an imported list) have made-up ones in the
     inventory: such a card is met by node and index once, and by its UUID from then on, also after indexes changed."""
     found = {gpu.uuid: gpu for gpu in Gpu.objects.select_related("node").filter(uuid__in=claims)}
@@ -251,20 +274,18 @@ def _placed(uuid: str, told: list[tuple[Target, Scrape]], places: dict[tuple[str
     return None
 
 
-def _covered(gpu_ids: list[int], kind: str, at: datetime) -> set[int]:
+def covered_by_better(gpu_ids: list[int], kind: str, at: datetime) -> set[int]:
     """Cards that a better source reports now: those are left to it."""
     better = [name for name, rank in RANK.items() if rank < RANK[kind]]
     states = GpuState.objects.filter(gpu_id__in=gpu_ids, slot=0, source__in=better, at__gt=at - FRESH)
     return set(states.values_list("gpu_id", flat=True))
 
 
-def _rightful(
-    source: MetricSource, gpu: Gpu, uuid: str, told: list[tuple[Target, Scrape]], problems: Counter[str]
-) -> Scrape | None:
-    """The scrape that may speak for a card: of its own node, or of its cluster where an address has many nodes.
-
-    Anything else is an incident: the card was claimed by another node, or by two.
-    """
+def rightful(
+    source: MetricSource, gpu: Gpu, uuid: str, told: list[tuple[Target, Scrape]]
+) -> tuple[Scrape | None, list[str]]:
+    """The scrape that may speak for a card: of its own node, or of its cluster where an address has many nodes; and
+    who else claims the card."""
     own = [scrape for target, scrape in told if target.node is not None and target.node.pk == gpu.node_id]
     shared = [
         scrape for target, scrape in told if target.node is None and gpu.node.cluster_id == source.cluster_id
@@ -278,7 +299,14 @@ def _rightful(
             others += sorted(hosts - {gpu.node.name, gpu.node.hostname})
             if not hosts & {gpu.node.name, gpu.node.hostname}:
                 shared = []
-    mine = (own or shared)[:1]
+    return next(iter(own or shared), None), others
+
+
+def _rightful(
+    source: MetricSource, gpu: Gpu, uuid: str, told: list[tuple[Target, Scrape]], problems: Counter[str]
+) -> Scrape | None:
+    """As `rightful`; a card that others claim too is an incident."""
+    mine, others = rightful(source, gpu, uuid, told)
     if others:
         incident_open(
             kind="gpu_uuid_twice",
@@ -287,10 +315,9 @@ def _rightful(
             subject=gpu.node,
             facts={"uuid": uuid, "reported_by": ", ".join(others)[:200], "belongs_to": gpu.node.name},
         )
-    if not mine:
+    if mine is None:
         problems["foreign"] += 1
-        return None
-    return mine[0]
+    return mine
 
 
 def _remember(source: MetricSource, seen: list[tuple[Gpu, Reading]], at: datetime) -> int:

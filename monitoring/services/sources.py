@@ -30,7 +30,8 @@ log = structlog.get_logger(__name__)
 FIELDS = ("name", "kind", "url", "query", "auth", "username", "every_s", "active")
 
 
-def _require_admin(acting_user: Actor) -> None:
+def require_admin(acting_user: Actor) -> None:
+    """Sources are set and looked at by those who administer the pool."""
     if not acting_user.is_system:
         policy = policy_of(acting_user.user)
         policy.require(policy.administers_pool)
@@ -102,7 +103,7 @@ def source_save(
 
     Raises `Invalid` with the fields, `Conflict` where the name is taken or somebody else was faster.
     """
-    _require_admin(acting_user)
+    require_admin(acting_user)
     start: dict[str, Any] = {
         "name": "", "kind": "", "url": "", "query": "", "auth": "none", "username": "", "every_s": 15, "active": True,
     }  # fmt: skip
@@ -143,7 +144,7 @@ def source_save(
 
 def source_hasten(*, acting_user: Actor, source: MetricSource) -> None:
     """Let it be fetched at the next turn."""
-    _require_admin(acting_user)
+    require_admin(acting_user)
     MetricSource.objects.filter(pk=source.pk, active=True).update(due_at=None)
 
 

@@ -137,7 +137,7 @@ def register() -> None:
         _finding: ("monitoring:finding", "v1:finding-detail", "v1:finding-act"),
         _alert_rule: ("monitoring:alert-rule", "v1:alert-rule-detail"),
         _cluster: ("pool:cluster", "pool:cluster-edit", "v1:cluster-detail"),
-        _source: ("v1:metric-source-detail",),
+        _source: ("monitoring:source", "monitoring:source-edit", "v1:metric-source-detail"),
         _scenario: ("monitoring:what-if", "v1:what-if"),
         _step: (
             "quotas:approval-detail",
@@ -157,6 +157,8 @@ def register() -> None:
         walk.something_of_others("pool:allocation-act", _by_uid(_allocation, act=act))
     for act in ("tell", "dismiss", "reopen", "incident"):
         walk.something_of_others("monitoring:finding-act", _by_uid(_finding, act=act))
+    for act in ("check", "fetch", "on", "off"):
+        walk.something_of_others("monitoring:source-act", _by_uid(_source, act=act))
     for act in ("share", "unshare", "forget"):
         walk.something_of_others("monitoring:what-if-act", _by_uid(_scenario, act=act))
     walk.something_of_others("quotas:quota-change-act", _by_uid(_change, act="withdraw"))

@@ -60,6 +60,7 @@ PAGES = {
     "pool.allocation": "pool:allocation",
     "monitoring.gpu": "monitoring:gpu",
     "pool.gpu": "monitoring:gpu",
+    "monitoring.metricsource": "monitoring:source",
     "ops.incident": "ops:incident",
 }
 
@@ -105,7 +106,7 @@ def _filtered(request: HttpRequest) -> QuerySet[AuditEvent]:
         search=request.GET.get("q", "").strip()[:100],
         action=request.GET.get("act", "").strip()[:64],
         object_type=request.GET.get("object", "").strip()[:48],
-        via=request.GET.get("via", "").strip()[:16],
+        via=via if (via := request.GET.get("via", "")) in dict(VIAS) else "",
         actor_id=int(actor) if actor.isdecimal() else None,
         since=datetime.combine(first, time.min, zone) if first else None,
         until=datetime.combine(last + timedelta(days=1), time.min, zone) if last else None,

@@ -11,6 +11,7 @@ from django.test import Client
 from monitoring.models import MetricSource
 from pool.models import ClusterCredential
 from tests.monitoring import builders as b
+from tests.monitoring.sources.server import serving
 from tests.portal.builders import bearer, token_of
 
 pytestmark = pytest.mark.django_db
@@ -75,6 +76,29 @@ def test_others_see_and_write_nothing() -> None:
         ("POST", PATH, GOOD | {"name": "mine"}),
         ("PATCH", f"{PATH}{source.uid}/", {"active": False}),
         ("POST", f"{PATH}{source.uid}/fetch/", {}),
+        ("POST", f"{PATH}{source.uid}/check/", {}),
     ):
         assert call(other, method, path, body).status_code == 403, (method, path)
     assert MetricSource.objects.count() == 1 and MetricSource.objects.get().active
+
+
+def test_a_dry_run_says_what_would_be_matched() -> None:
+    [card] = b.node(gpus=1).gpus.all()
+    chief = b.person("chief", "pool_admin")
+    with serving() as exporter:
+        exporter.bodies["/metrics"] = f'DCGM_FI_DEV_GPU_UTIL{{UUID="{card.uuid}",Hostname="h"}} 7\n'
+        body = {
+            "name": "one",
+            "cluster": "shanghai-agents",
+            "kind": "exporter",
+            "url": exporter.url + "/metrics",
+        }
+        uid = call(chief, "POST", PATH, body | {"active": False}).json()["uid"]
+        answer = call(chief, "POST", f"{PATH}{uid}/check/", {})
+    assert (answer.status_code, answer.json()["code"], answer.json()["states"]) == (200, "ok", {"taken": 1})
+    assert answer.json()["matches"] == [
+        {
+            "uuid": card.uuid, "state": "taken", "gpu": str(card.uid), "told_by": ["h"], "others": [], "model": "",
+            "instances": 0, "measures": ["util"],
+        }
+    ]  # fmt: skip
