@@ -24,7 +24,7 @@ def _finding(params: kinds.Params) -> kinds.Params:
     return {
         **params,
         "what": dict(Finding.Kind.choices).get(kind, kind),
-        "advice": advice_words(kind, rule, {"part": params.get("part", "")}),
+        "advice": advice_words(kind, rule, params),
         "hours": hours,
         "money": money,
     }

@@ -47,6 +47,8 @@ class Rules:
     """… and the activity that 95 % of the hours stay below times this."""
     part_most_milli: int = 600
     """Only a part that saves at least 40 % of the card is worth a proposal."""
+    flavour_least_saving: float = 0.2
+    """Another flavour is worth a proposal where it saves a fifth of the money."""
     wait_least_looks: int = 60
     wait_share: float = 0.3
     low_pm: int = 500
@@ -87,6 +89,15 @@ class Part:
     name: str
     milli: int
     memory_mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A flavour of whole cards at its price (micro-currency a GPU-hour)."""
+
+    name: str
+    memory_mib: int
+    price: int
 
 
 @dataclass(slots=True)
@@ -178,10 +189,19 @@ def confidence_of(coverage: float, rules: Rules) -> str:
     return MEDIUM if coverage >= rules.coverage else LOW
 
 
-def over_asked(cards: Sequence[CardUse], parts: Iterable[Part], rules: Rules) -> Found | None:
-    """More cards than ever worked, or whole cards where a part would do. Whole cards only.
+def over_asked(
+    cards: Sequence[CardUse],
+    parts: Iterable[Part],
+    rules: Rules,
+    *,
+    price: int = 0,
+    offers: Iterable[Offer] = (),
+) -> Found | None:
+    """More cards than ever worked, or whole cards where a part or a cheaper flavour would do. Whole cards only.
 
-    Cards that never worked are the stronger finding: they need no proposal that might be wrong.
+    Cards that never worked are the strongest finding: they need no proposal that might be wrong. Of a part and another
+    flavour the one that saves more is proposed. `price` is that of the cards held, `offers` what could stand in for
+    them; without prices none is proposed.
     """
     judged = [card for card in cards if card.charge == MILLI_PER_GPU]
     if not judged or len(judged) < len(cards):
@@ -206,7 +226,57 @@ def over_asked(cards: Sequence[CardUse], parts: Iterable[Part], rules: Rules) ->
         return Found(OVER_ASKED, "count", MILLI_PER_GPU * len(spare), confidence, evidence)
     if spare:
         return None  # none worked at all: that is idleness, not a wrong amount
-    return _part(known, parts, base, confidence, rules)
+    part = _part(known, parts, base, confidence, rules)
+    other = _flavour(known, price, offers, base, confidence, rules)
+    if part is not None and other is not None:
+        return other if other.waste_milli > part.waste_milli else part
+    return part or other
+
+
+def _flavour(
+    cards: Sequence[CardUse],
+    price: int,
+    offers: Iterable[Offer],
+    base: dict[str, Any],
+    confidence: str,
+    rules: Rules,
+) -> Found | None:
+    """A cheaper flavour that would hold the highest memory with room, and would do the work also if it were as much
+    slower as it is cheaper.
+
+    How fast a model is for this work nobody knows here. Prices stand in for it: cheaper cards mostly give more for
+    their money, so that the true speed lies above. Wasted is the share of the price that would be saved.
+    """
+    peaks = [card.memory_peak_mib for card in cards]
+    if not price or any(peak is None for peak in peaks) or any(card.p95_pm is None for card in cards):
+        return None
+    peak = max(peak for peak in peaks if peak is not None)
+    level = max(card.p95_pm or 0 for card in cards)
+    fits = [
+        offer
+        for offer in offers
+        if 0 < offer.price <= price * (1 - rules.flavour_least_saving)
+        and offer.memory_mib >= peak * rules.memory_room
+        and level * rules.compute_room * price <= MILLI_PER_GPU * offer.price
+    ]
+    if not fits:
+        return None
+    best = min(fits, key=lambda offer: (offer.price, offer.memory_mib, offer.name))
+    evidence = {
+        **base,
+        "memory_peak_mib": peak,
+        "memory_mib": max(card.memory_mib for card in cards),
+        "p95_pm": level,
+        "flavour": best.name,
+        "flavour_mib": best.memory_mib,
+        "price": price,
+        "flavour_price": best.price,
+        "level_there_pm": min(MILLI_PER_GPU, level * price // best.price),
+    }
+    # Another model is a guess at best; one that rests on busy time, which only bounds the need from above, is less.
+    sure = MEDIUM if base["basis"] == "sm" and confidence != LOW else LOW
+    milli = MILLI_PER_GPU * (price - best.price) // price
+    return Found(OVER_ASKED, "flavour", milli * len(cards), sure, evidence)
 
 
 def _part(

@@ -114,6 +114,7 @@ def _tell(acting_user: Actor, row: Finding) -> dict[str, Any]:
         "micro": row.micro,
         "since": row.since,
         "part": row.evidence.get("part", ""),
+        "flavour": row.evidence.get("flavour", ""),
         "unused": row.evidence.get("unused", 0),
     }
     notify(

@@ -12,9 +12,11 @@ from django.utils.dateparse import parse_datetime
 from monitoring.engine import waste
 from monitoring.engine.waste import Found, Rules, Tally
 from monitoring.selectors import waste_evidence as evidence
+from monitoring.selectors.waste_offers import Shop
 from monitoring.services.watching import tallies
 from pool.models import Allocation, Gpu, IdleWatch, Lease
 from pool.services.reclaim_rules import rules_active
+from quotas.selectors.prices import PriceBook
 
 WATCH_WINDOW = timedelta(hours=6)
 
@@ -36,14 +38,15 @@ class Candidate:
     counted: bool = True
 
 
-def candidates(at: datetime, rules: Rules) -> Iterator[Candidate]:
+def candidates(at: datetime, rules: Rules, book: PriceBook) -> Iterator[Candidate]:
     """All of them. Of an allocation the first of: idle, waiting for data, over-asked, and its throttled cards."""
     running = {
         row.pk: row
         for row in Allocation.objects.filter(state=Allocation.State.RUNNING)
         .exclude(started_at=None)
-        .select_related("flavour", "idle_watch")
+        .select_related("flavour", "idle_watch", "request")
     }
+    shop = Shop(at, book)
     cards: dict[int, list[tuple[int, int, int, str, str]]] = {}
     for gpu_id, instance, charge, allocation_id, node, index, site in (
         Lease.objects.filter(ended_at=None, allocation__in=running)
@@ -75,7 +78,9 @@ def candidates(at: datetime, rules: Rules) -> Iterator[Candidate]:
         if idle is not None:
             yield idle
             continue
-        other = _data(row, base, mine, seen, at, rules) or _asked(row, base, uses.get(pk, []), end, rules)
+        other = _data(row, base, mine, seen, at, rules) or _asked(
+            row, base, uses.get(pk, []), end, rules, shop
+        )
         if other is not None:
             yield other
             continue
@@ -144,12 +149,13 @@ def _data(
 
 
 def _asked(
-    row: Allocation, base: Candidate, uses: list[waste.CardUse], end: datetime, rules: Rules
+    row: Allocation, base: Candidate, uses: list[waste.CardUse], end: datetime, rules: Rules, shop: Shop
 ) -> Candidate | None:
     if not uses:
         return None
     parts = evidence.parts_of(row.flavour, max(use.memory_mib for use in uses))
-    found = waste.over_asked(uses, parts, rules)
+    price, offers = shop.instead_of(row, base.site_code)
+    found = waste.over_asked(uses, parts, rules, price=price, offers=offers)
     if found is None:
         return None
     return replace(base, found=found, since=end - timedelta(seconds=min(use.held_s for use in uses)))

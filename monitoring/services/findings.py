@@ -23,7 +23,7 @@ from pool.models import Allocation, IdleWatch, ReclaimCase
 from portal.kernel.clock import now
 from portal.kernel.units import cost_micro, from_ms, to_ms
 from portal.ops.actor import system
-from quotas.engine.billing import day_start, local_day
+from quotas.engine.billing import PriceSpan, day_start, local_day
 from quotas.selectors.billing_time import billing_zone
 from quotas.selectors.prices import PriceBook
 
@@ -51,9 +51,9 @@ def findings_sweep(*, rules: Rules | None = None) -> dict[str, int]:
             if not cursor.fetchone()[0]:
                 return done
         at = now()
-        wanted = {c.key: c for c in candidates(at, rules)}
-        rows = {row.subject_key: row for row in Finding.objects.exclude(state="closed").select_for_update()}
         book = PriceBook.load()
+        wanted = {c.key: c for c in candidates(at, rules, book)}
+        rows = {row.subject_key: row for row in Finding.objects.exclude(state="closed").select_for_update()}
         ended: list[tuple[Finding, str]] = []
         for key, row in rows.items():
             candidate = wanted.get(key)
@@ -120,7 +120,8 @@ def _describe(row: Finding, found: Found) -> None:
 def _grow(row: Finding, milli: int, at: datetime, book: PriceBook) -> None:
     if at <= row.seen_at:
         return
-    for piece in pieces(row.flavour_id, row.site_code, milli, row.seen_at, at, book):
+    spans = book.spans(row.flavour_id, row.site_code, row.department_id) if row.flavour_id is not None else []
+    for piece in pieces(spans, milli, row.seen_at, at):
         row.gpu_ms += piece.gpu_ms
         row.micro += piece.micro
         day, created = FindingDay.objects.get_or_create(
@@ -133,16 +134,13 @@ def _grow(row: Finding, milli: int, at: datetime, book: PriceBook) -> None:
     row.seen_at = at
 
 
-def pieces(
-    flavour_id: int | None, site_code: str, milli: int, start: datetime, end: datetime, book: PriceBook
-) -> list[Piece]:
+def pieces(spans: list[PriceSpan], milli: int, start: datetime, end: datetime) -> list[Piece]:
     """Waste of `milli` over [start, end) by local day, each day at the prices in force; sums to the whole exactly."""
     zone = billing_zone()
     a, b = to_ms(start), to_ms(end)
     total = wasted_ms(milli, a, b)
     if total <= 0:
         return []
-    spans = book.spans(flavour_id, site_code) if flavour_id is not None else []
     cuts: set[int] = set()
     day = local_day(start, zone) + timedelta(days=1)
     while (midnight := to_ms(day_start(day, zone))) < b:

@@ -46,6 +46,10 @@ def _gib(mib: Any) -> str:
     return formats.figure((mib or 0) / 1024, "GiB", 1)
 
 
+def _rate(micro: Any) -> str:
+    return f"{formats.money(int(micro or 0))}/{_('GPU·h')}"
+
+
 def part_words(name: str) -> str:
     """A proposed part: a MIG profile by its name, a fraction as a share of a card."""
     if name.isdecimal():
@@ -96,6 +100,23 @@ def _asked(rule: str, e: Mapping[str, Any]) -> str:
             "which": ", ".join(map(str, e.get("which", []))),
         }
     measure = _("SM activity") if e.get("basis") == "sm" else _("busy time")
+    if rule == "flavour":
+        return _(
+            "Highest memory %(peak)s of %(total)s, %(measure)s at most %(level)s in 95 %% of %(hours)s: %(flavour)s "
+            "with %(room)s at %(price)s instead of %(dear)s would do; were it as much slower as it is cheaper, it "
+            "would be busy %(there)s"
+        ) % {
+            "peak": _gib(e.get("memory_peak_mib")),
+            "total": _gib(e.get("memory_mib")),
+            "measure": measure,
+            "level": _percent(e.get("p95_pm")),
+            "hours": hours,
+            "flavour": str(e.get("flavour", "")),
+            "room": _gib(e.get("flavour_mib")),
+            "price": _rate(e.get("flavour_price")),
+            "dear": _rate(e.get("price")),
+            "there": _percent(e.get("level_there_pm")),
+        }
     return _(
         "Highest memory %(peak)s of %(total)s, %(measure)s at most %(level)s in 95 %% of %(hours)s: %(part)s would do"
     ) % {
@@ -174,6 +195,10 @@ def advice_words(kind: str, rule: str, e: Mapping[str, Any]) -> str:
         return _("Release it, or say that it is still needed.")
     if kind == "over_asked" and rule == "count":
         return _("Ask for fewer GPUs next time, or make the program use all of them.")
+    if kind == "over_asked" and rule == "flavour":
+        return _("Ask for %(flavour)s next time, after a short trial on it.") % {
+            "flavour": str(e.get("flavour", ""))
+        }
     if kind == "over_asked":
         return _("Ask for %(part)s next time: it starts sooner and costs less.") % {
             "part": part_words(str(e.get("part", "")))

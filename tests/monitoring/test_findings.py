@@ -17,6 +17,7 @@ from monitoring.services.finding_acts import finding_act
 from monitoring.services.findings import findings_sweep
 from monitoring.services.waste_digest import digest_send
 from monitoring.services.watching import pcie_full, watch_look
+from monitoring.web.finding_words import evidence_words
 from pool.models import Allocation, Gpu, IdleWatch, Lease, MigSlice
 from portal.accounts.models import Role
 from portal.accounts.policy import policy_of
@@ -26,7 +27,7 @@ from portal.notify.models import Notification
 from portal.notify.texts import reading_as, words_of
 from portal.ops.actor import Actor
 from portal.ops.models import AuditEvent, Incident
-from quotas.models import PriceRate
+from quotas.models import CapacityRequest, FlavourCapacity, GpuFlavour, PriceRate, QuotaGrant
 from tests.monitoring import builders as make
 
 pytestmark = pytest.mark.django_db
@@ -215,6 +216,95 @@ def test_a_part_of_a_card_would_do(team: Any, wu: Any) -> None:
         findings_sweep()
     row = Finding.objects.get()
     assert (row.kind, row.rule, row.evidence["part"], row.waste_milli) == ("over_asked", "part", "200", 800)
+
+
+def flavour_on_offer(code: str, memory_mib: int, price: int, **more: Any) -> Any:
+    made = GpuFlavour.objects.create(code=code, name=code.upper(), memory_mib=memory_mib, **more)
+    FlavourCapacity.objects.create(
+        flavour=made, installed_milli=16_000, healthy_milli=16_000, largest_node_gpus=8, updated_at=now()
+    )
+    PriceRate.objects.create(
+        flavour=made,
+        micro_per_gpu_hour=price * 1_000_000,
+        during=TimestamptzRange(T - timedelta(days=30), None),
+    )
+    return made
+
+
+def test_a_cheaper_flavour_would_do_at_the_prices_of_the_department(team: Any, wu: Any) -> None:
+    with at(0.5):
+        [card] = make.node(gpus=1).gpus.all()
+        priced(card, 20)
+        other = flavour_on_offer("a100-64g", 65_536, 10)
+        PriceRate.objects.create(
+            flavour=other,
+            department=team,
+            micro_per_gpu_hour=8_000_000,
+            during=TimestamptzRange(T - timedelta(days=30), None),
+        )
+        lease_of(card, wu, team, 30.5)
+        rollups(card, 30, level=300, memory=42_000)
+        findings_sweep()
+        row = Finding.objects.get()
+        assert (row.kind, row.rule, row.waste_milli, row.confidence) == (
+            "over_asked",
+            "flavour",
+            600,
+            "medium",
+        )
+        assert (row.evidence["flavour"], row.evidence["price"], row.evidence["flavour_price"]) == (
+            "A100-64G", 20_000_000, 8_000_000,
+        )  # fmt: skip
+        # since the begin of 30 full hours, which is 30.5 h ago: what 12 of 20 an hour come to
+        assert (row.gpu_ms, row.micro) == (65_880_000, 366_000_000)
+        words = evidence_words(row.kind, row.rule, row.evidence)
+        assert "A100-64G" in words and "75" in words
+        finding_act(**acting(person("chief", Role.POOL_ADMIN)), finding=row, act="tell")
+        notice = Notification.objects.get(user=wu, kind="monitoring.finding")
+        assert "A100-64G" in words_of(notice).body
+
+
+@pytest.mark.parametrize(
+    ("request_", "flavour"),
+    [
+        ({"requirement": {"fp8": True}}, {}),
+        ({"requirement": {"memory_mib": 80_000}}, {}),
+        ({"requirement": {"models": ["H800-SXM5-80GB"]}}, {}),
+        ({"requirement": {"nvlink": True}}, {}),
+        ({"fabric": "infiniband"}, {}),
+        ({"domain_required": "rack"}, {}),
+        ({}, {"active": False}),
+        ({}, {"memory_mib": 40_000}),
+        ({"nodes": 17}, {}),
+    ],
+)
+def test_what_a_request_rests_on_rules_a_cheaper_flavour_out(
+    team: Any, wu: Any, request_: dict[str, Any], flavour: dict[str, Any]
+) -> None:
+    with at(0.5):
+        [card] = make.node(gpus=1).gpus.all()
+        priced(card, 20)
+        other = flavour_on_offer("a100-64g", 65_536, 8)
+        GpuFlavour.objects.filter(pk=other.pk).update(**flavour or {"position": 1})
+        lease = lease_of(card, wu, team, 30.5)
+        CapacityRequest.objects.filter(pk=lease.allocation.request_id).update(**request_ or {"priority": 50})
+        rollups(card, 30, level=300, memory=42_000)
+        assert findings_sweep()["opened"] == 0
+
+
+def test_a_flavour_that_the_department_may_not_have_is_not_proposed(team: Any, wu: Any) -> None:
+    with at(0.5):
+        [card] = make.node(gpus=1).gpus.all()
+        priced(card, 20)
+        other = flavour_on_offer("a100-64g", 65_536, 8)
+        grant = QuotaGrant.objects.create(
+            department=team, flavour=other, hard_cap=0, during=TimestamptzRange(T - timedelta(days=1), None)
+        )
+        lease_of(card, wu, team, 30.5)
+        rollups(card, 30, level=300, memory=42_000)
+        assert findings_sweep()["opened"] == 0
+        grant.delete()
+        assert findings_sweep()["opened"] == 1
 
 
 def test_little_telemetry_concludes_nothing(team: Any, wu: Any) -> None:

@@ -9,6 +9,7 @@ from monitoring.engine.waste import (
     CardUse,
     Found,
     Look,
+    Offer,
     Part,
     Rules,
     Tally,
@@ -61,6 +62,43 @@ def test_the_smallest_part_that_holds_memory_and_activity_with_room_is_proposed(
 
 def test_a_part_that_would_save_less_than_two_fifths_is_not_proposed() -> None:
     assert over_asked([use(p95_pm=480, peak_pm=500, memory_peak_mib=10000)], PARTS, RULES) is None
+
+
+OFFERS = [Offer("L40S", 46068, 8), Offer("A10", 23028, 4), Offer("H20", 97871, 15)]
+
+
+def test_the_cheapest_flavour_that_would_do_even_if_it_were_as_slow_as_it_is_cheap() -> None:
+    found = over_asked(
+        [use(p95_pm=300, peak_pm=500, memory_peak_mib=30000)], [], RULES, price=20, offers=OFFERS
+    )
+    # 30,000 × 1.2 MiB rule out the A10; 300 × 1.3 × 20 / 8 = 975 per mille fit on an L40S
+    assert found is not None
+    assert (found.rule, found.evidence["flavour"], found.waste_milli, found.confidence) == (
+        "flavour", "L40S", 600, "medium",
+    )  # fmt: skip
+    assert found.evidence["level_there_pm"] == 750
+    busier = over_asked([use(p95_pm=310, memory_peak_mib=30000)], [], RULES, price=20, offers=OFFERS)
+    assert busier is not None and (busier.evidence["flavour"], busier.waste_milli) == ("H20", 250)
+    assert over_asked([use(p95_pm=800, memory_peak_mib=30000)], [], RULES, price=20, offers=OFFERS) is None
+    assert over_asked([use(p95_pm=100, memory_peak_mib=30000)], [], RULES, price=9, offers=OFFERS[:1]) is None
+    low = use(p95_pm=100, peak_pm=200, memory_peak_mib=4000, basis="busy")
+    guess = over_asked([low], [], RULES, price=20, offers=OFFERS)
+    assert guess is not None and (guess.evidence["flavour"], guess.confidence) == ("A10", "low")
+
+
+def test_of_a_part_and_a_flavour_the_one_that_saves_more_is_proposed_and_prices_are_needed() -> None:
+    small = use(p95_pm=120, peak_pm=200, memory_peak_mib=4000)
+    by_part = over_asked([small], PARTS, RULES, price=20, offers=OFFERS)
+    assert by_part is not None and (by_part.rule, by_part.waste_milli) == ("part", 800)
+    split = over_asked([small], [Part("500", 500, 40960)], RULES, price=20, offers=OFFERS)
+    assert split is not None and (split.rule, split.evidence["flavour"], split.waste_milli) == (
+        "flavour",
+        "A10",
+        800,
+    )
+    assert over_asked([small], [], RULES, price=0, offers=OFFERS) is None
+    assert over_asked([small], [], RULES, price=20, offers=[Offer("free", 99999, 0)]) is None
+    assert over_asked([use(memory_peak_mib=None)], [], RULES, price=20, offers=OFFERS) is None
 
 
 def test_busy_time_bounds_the_need_from_above_and_lowers_the_confidence() -> None:
