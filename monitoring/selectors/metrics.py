@@ -15,14 +15,15 @@ from prometheus_client.registry import Collector
 from monitoring.engine.board import Board
 from monitoring.engine.frames import NONE16, NONE32
 from monitoring.engine.tiles import CODE, STATES
-from monitoring.models import Finding, GpuEvent
+from monitoring.models import Finding, GpuEvent, MetricSource
 from monitoring.selectors.board import board_now
 from pool.models import Node
 from portal.kernel.units import MS_PER_HOUR
 from portal.ops.models import Incident
 from portal.ops.selectors.runs import sweep_last
 
-_LABELS = ["gpu", "slot", "node", "site", "model"]
+_LABELS = ["gpu", "slot", "node", "index", "site", "model"]
+"""`slot` 0 is the card, others its MIG instances: sums and means over cards take slot 0 alone."""
 
 
 class PoolCollector(Collector):
@@ -37,6 +38,7 @@ class PoolCollector(Collector):
         yield from self._measures()
         yield self._installed()
         yield from _found()
+        yield from _sources()
         yield from _sweeps()
 
     def _states(self) -> Metric:
@@ -103,7 +105,31 @@ class PoolCollector(Collector):
     def _labels(self, i: int) -> list[str]:
         cell = self.board.cells[i]
         node = self.board.nodes[cell.node]
-        return [cell.uid, str(cell.slot), node.name, self.board.sites[node.site][1], node.model]
+        return [
+            cell.uid,
+            str(cell.slot),
+            node.name,
+            str(cell.number),
+            self.board.sites[node.site][1],
+            node.model,
+        ]
+
+
+def _sources() -> Iterator[Metric]:
+    """Telemetry sources that are switched on: whether the last fetch was well, and when one was."""
+    labels = ["source", "cluster"]
+    up = GaugeMetricFamily("gpupool_source_up", "Whether the last fetch of a source was well", labels=labels)
+    good = GaugeMetricFamily(
+        "gpupool_source_last_good_timestamp_seconds", "Time of the last fetch that was well", labels=labels
+    )
+    rows = MetricSource.objects.filter(active=True).values_list(
+        "name", "cluster__code", "last_code", "last_ok_at"
+    )
+    for name, cluster, code, at in rows:
+        up.add_metric([name, cluster], float(code == "ok"))
+        if at is not None:
+            good.add_metric([name, cluster], at.timestamp())
+    yield from (up, good)
 
 
 def _sweeps() -> Iterator[Metric]:
