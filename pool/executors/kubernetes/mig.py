@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pool.executors.base import RetryableFailure, TerminalFailure
 from pool.executors.kubernetes import names
 from pool.executors.kubernetes.connection import Problem
-from pool.executors.kubernetes.nodes import MIG_CONFIG, MIG_STATE
+from pool.executors.kubernetes.nodes import MIG_CONFIG, MIG_STATE, SeenNode
 from pool.executors.kubernetes.session import NODES, Session, failure
 
 _CONFIG = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
@@ -22,7 +22,7 @@ UNDER_WAY = ("pending", "rebooting")
 @dataclass(frozen=True)
 class Layout:
     """A node's layout by MIG Manager's labels: the wanted configuration, and `success`, `failed`, `pending`,
-    `rebooting`, or empty where MIG Manager never spoke."""
+    `rebooting`, or empty where MIG Manager never spoke; `not_there` where it says `success` and nothing is offered."""
 
     config: str
     state: str
@@ -34,9 +34,13 @@ class Layout:
 
 
 def layout_of(session: Session, node: str) -> Layout:
-    """As the labels say now."""
-    seen = session.node(node)
-    return Layout(seen.mig_config, seen.mig_state)
+    """As the labels say now, and what is offered: a label alone is believed where it is bad news only."""
+    return _layout(session.node(node))
+
+
+def _layout(seen: SeenNode) -> Layout:
+    there = all(code != "mig_not_there" for code, _detail in seen.notes)
+    return Layout(seen.mig_config, seen.mig_state if there else "not_there")
 
 
 def layout_set(session: Session, node: str, config: str) -> Layout:
@@ -49,8 +53,8 @@ def layout_set(session: Session, node: str, config: str) -> Layout:
     if not _CONFIG.fullmatch(config):
         raise TerminalFailure("mig_config_wrong", f"no name of a configuration: {config[:80]!r}")
     seen = session.node(node)
-    now = Layout(seen.mig_config, seen.mig_state)
-    if now.config == config and now.state != "failed":
+    now = _layout(seen)
+    if now.config == config and now.state not in ("failed", "not_there"):
         return now
     if not now.state:
         raise TerminalFailure("mig_not_managed", f"MIG Manager has never spoken on {node}")

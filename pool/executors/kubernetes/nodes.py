@@ -23,6 +23,12 @@ GPU_MEMORY = "nvidia.com/gpumem"
 MIG_PREFIX = "nvidia.com/mig-"
 MIG_STATE = "nvidia.com/mig.config.state"
 MIG_CONFIG = "nvidia.com/mig.config"
+DRIVER_UPGRADE = "nvidia.com/gpu-driver-upgrade-state"
+DEPLOY = "nvidia.com/gpu.deploy."
+PAUSED = "paused-for-driver-upgrade"
+"""What the operator writes on its parts of a node (``gpu.deploy.device-plugin``) while it changes the driver."""
+CUTS_CARDS = re.compile(r"all-(?:\d+g\.\d+gb.*|balanced)")
+"""MIG Manager's own configurations after which there must be instances."""
 HAMI_REGISTER = "hami.io/node-nvidia-register"
 DRA_DRIVER = "gpu.nvidia.com"
 TOLERATED = frozenset({GPU, CORDONED})
@@ -142,7 +148,8 @@ def read_node(
     hami = HAMI_REGISTER in annotations
     own = [one for one in devices if (one.get("spec") or {}).get("nodeName") == meta["name"]]
     own = [one for one in own if one["spec"].get("driver") == DRA_DRIVER]
-    changing = labels.get(MIG_STATE, "success") not in ("success", "")
+    upgrading = _upgrading(labels)
+    changing = upgrading or labels.get(MIG_STATE, "success") not in ("success", "")
     missing = max(0, capacity.get(GPU, 0) - allocatable.get(GPU, 0)) if not hami and not changing else 0
     cards: tuple[Card, ...] | None
     if own:
@@ -156,6 +163,9 @@ def read_node(
     ready = any(
         one.get("type") == "Ready" and one.get("status") == "True" for one in status.get("conditions") or []
     )
+    config = labels.get(MIG_CONFIG, "")
+    if not changing and CUTS_CARDS.fullmatch(config) and cards and not any(card.mig for card in cards):
+        notes.append(("mig_not_there", f"MIG Manager says {config} is done, and no instance is offered"))
     if missing:
         notes.append(("gpu_unhealthy", f"{missing} of {capacity[GPU]} {GPU} are not allocatable"))
     return SeenNode(
@@ -184,6 +194,13 @@ def read_node(
         labels={name: value for name, value in labels.items() if KEPT_LABELS.match(name)},
         notes=tuple(notes),
     )
+
+
+def _upgrading(labels: Mapping[str, str]) -> bool:
+    """Whether the operator changes the node's driver: its plugin is away, so of the cards nothing is known."""
+    state = labels.get(DRIVER_UPGRADE, "")
+    parts = [value for name, value in labels.items() if name.startswith(DEPLOY)]
+    return PAUSED in parts or (state.endswith("-required") and state != "upgrade-required")
 
 
 def _cordoned(spec: Mapping[str, Any], annotations: Mapping[str, str]) -> str | None:
@@ -229,11 +246,13 @@ def _reason(
     """Why no new work may go there, the strongest first; empty where nothing speaks against it."""
     if not ready:
         return "node_not_ready"
-    if spec.get("unschedulable"):
+    if spec.get("unschedulable") and not _upgrading(labels):  # the operator itself closes it for that
         return "cordoned_there"
     for taint in spec.get("taints") or []:
         if taint.get("effect") in ("NoSchedule", "NoExecute") and taint.get("key") not in tolerated:
             return f"taint:{taint.get('key')}"
+    if _upgrading(labels):
+        return "driver_upgrade"
     if labels.get(MIG_STATE, "success") not in ("success", ""):
         return f"mig_{labels[MIG_STATE]}"
     codes = {code for code, _ in notes}

@@ -38,6 +38,11 @@ BAD_IMAGE = re.compile(
     r"not found|manifest unknown|does not exist|unauthorized|access denied|denied|no such host", re.IGNORECASE
 )
 REMOVED = {"code": "removed_there", "detail": "The pod was removed over there.", "retryable": True}
+PREEMPTED = {
+    "code": "preempted_there",
+    "detail": "The cluster's scheduler made room for a pod of higher priority.",
+    "retryable": True,
+}
 DEVICE_ANNOTATION = "hami.io/vgpu-devices-allocated"
 SIGKILL = 137
 
@@ -94,7 +99,7 @@ def departed(pod: Mapping[str, Any], wanted: bool) -> Observation:
         started_at=last.started_at,
         external_id=last.external_id,
         account=last.account,
-        error=dict(REMOVED) if wanted else None,
+        error=_removed(pod) if wanted else None,
         failed_start=not began,
     )
 
@@ -105,8 +110,16 @@ def observed_of(pod: Mapping[str, Any], wanted: bool) -> Observation:
     seen = observed(pod)
     ended = seen.state in ("free", "exited") and seen.error is None and seen.exit_code != 0
     if wanted and ended and pod["metadata"].get("deletionTimestamp"):
-        return replace(seen, error=dict(REMOVED))
+        return replace(seen, error=_removed(pod))
     return seen
+
+
+def _removed(pod: Mapping[str, Any]) -> dict[str, Any]:
+    """Why somebody removed it: Kubernetes 1.26 and later say so where its own scheduler did."""
+    for row in (pod.get("status") or {}).get("conditions") or []:
+        if row.get("type") == "DisruptionTarget" and row.get("reason") == "PreemptionByScheduler":
+            return dict(PREEMPTED)
+    return dict(REMOVED)
 
 
 def is_over(pod: Mapping[str, Any]) -> bool:

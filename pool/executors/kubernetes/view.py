@@ -58,7 +58,9 @@ def slim(pod: Mapping[str, Any]) -> dict[str, Any]:
                 for one in status.get("containerStatuses") or []
             ],
             "conditions": [
-                one for one in status.get("conditions") or [] if one.get("type") == "PodScheduled"
+                one
+                for one in status.get("conditions") or []
+                if one.get("type") in ("PodScheduled", "DisruptionTarget")
             ],
         },
     }

@@ -85,7 +85,9 @@ def test_instances_are_resources_of_their_profile_or_of_the_single_strategy() ->
     assert devices_for(node(allocatable=mixed, mig_strategy="mixed"), asked).resources == mixed
     assert devices_for(node(mig_strategy="single"), asked).resources == {GPU: 3}
     assert refused(asked, allocatable={}, mig_strategy="mixed") == "resource_not_offered"
-    assert refused(asked, hami=True) == "mig_not_offered"
+    assert (
+        refused(asked, hami=True) == "mig_not_offered"
+    )  # G118: HAMi cuts cards itself, and only a node as a whole
 
 
 def test_hami_is_told_cards_memory_and_cores() -> None:

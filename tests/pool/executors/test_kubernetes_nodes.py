@@ -293,3 +293,50 @@ def test_our_own_cordon_is_told_apart_from_others() -> None:
     assert (found.open, found.reason) == (False, "gpupool: new memory")
     both = made({GPU: 1}, H100, spec={**taint, "unschedulable": True})
     assert as_found([both])[0].reason == "cordoned_there"
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {"nvidia.com/gpu.deploy.device-plugin": "paused-for-driver-upgrade"},
+        {"nvidia.com/gpu-driver-upgrade-state": "pod-restart-required"},
+    ],
+)
+def test_g100_a_driver_upgrade_is_maintenance_and_loses_no_card(labels: dict[str, str]) -> None:
+    spec = {"unschedulable": True}
+    seen = made({GPU: 0}, {**H100, **labels}, capacity={GPU: 8}, spec=spec)
+    assert (seen.reason, seen.cards, seen.missing) == ("driver_upgrade", None, 0)
+    (found,) = as_found([seen])
+    assert (found.open, found.reason, found.gpus) == (False, "driver_upgrade", None)
+    over = {
+        "nvidia.com/gpu-driver-upgrade-state": "upgrade-done",
+        "nvidia.com/gpu.deploy.device-plugin": "true",
+    }
+    assert made({GPU: 8}, {**H100, **over}).reason == ""
+    assert made({GPU: 8}, {**H100, "nvidia.com/gpu-driver-upgrade-state": "upgrade-required"}).reason == ""
+
+
+def test_g101_a_layout_is_there_when_its_instances_are_offered() -> None:
+    """MIG Manager's `success` alone is not believed."""
+    labels = {**A100, "nvidia.com/mig.config": "all-1g.10gb", "nvidia.com/mig.config.state": "success"}
+    bare = made({GPU: 2}, labels)
+    assert [code for code, _detail in bare.notes] == ["mig_not_there"]
+    assert [card.slices for card in bare.cards or ()] == [(), ()]
+    cut = made({GPU: 0, "nvidia.com/mig-1g.10gb": 14}, {**labels, "nvidia.com/gpu.count": "2"})
+    assert (cut.notes, [len(card.slices) for card in cut.cards or ()]) == ((), [7, 7])
+    assert made({GPU: 2}, {**labels, "nvidia.com/mig.config": "all-disabled"}).notes == ()
+
+
+def test_g107_instances_are_those_that_the_resources_name_whatever_labels_are_missing() -> None:
+    node = made({GPU: 0, "nvidia.com/mig-3g.40gb": 2}, A100)
+    assert "nvidia.com/mig.strategy" not in node.labels
+    assert slots(node) == [[("3g.40gb", 0, 4), ("3g.40gb", 4, 4)]]
+
+
+def test_g117_a_card_that_hami_calls_ill_is_left_out_until_hami_says_otherwise() -> None:
+    """Whoever mends it must have its plugin started anew: nothing here guesses."""
+    ill = "GPU-1,10,23028,100,NVIDIA-NVIDIA A10,0,{health}:GPU-2,10,23028,100,NVIDIA-NVIDIA A10,0,true:"
+    for health, seen in (("false", ["GPU-2"]), ("true", ["GPU-1", "GPU-2"])):
+        node = made({GPU: 20}, annotations={"hami.io/node-nvidia-register": ill.format(health=health)})
+        assert [card.uuid for card in node.cards or ()] == seen
+        assert [code for code, _detail in node.notes] == ["gpu_unhealthy"] * (2 - len(seen))

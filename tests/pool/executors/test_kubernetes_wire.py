@@ -387,6 +387,9 @@ def test_a_pod_that_went() -> None:
     seen = departed(begun, wanted=True)
     assert (seen.state, seen.failed_start, (seen.error or {})["code"]) == ("free", False, "removed_there")
     assert departed(begun, wanted=False).error is None
+    made_room = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+    preempted = {**begun, "status": {**begun["status"], "conditions": [made_room]}}
+    assert (departed(preempted, wanted=True).error or {})["code"] == "preempted_there"
     assert departed(waiting("ContainerCreating"), wanted=False).failed_start is True
     assert departed(ended("Failed", exitCode=3), wanted=True).exit_code == 3
 
