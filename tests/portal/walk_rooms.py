@@ -87,7 +87,7 @@ def _cluster() -> Cluster:
 def _source() -> MetricSource:
     cluster = _cluster()
     return MetricSource.objects.create(
-        name=f"s{cluster.pk}",
+        name=f"s{MetricSource.objects.count()}",
         cluster=cluster,
         kind=MetricSource.Kind.EXPORTER,
         url="http://{node}:9400/metrics",
