@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 # Reasons that an agent or exporter may give; anything else becomes "error".
@@ -166,4 +167,9 @@ def blank(value: float) -> bool:
 
 def reason_code(raw: Any) -> str:
     """A reason as a code that may be stored: small letters and underscores, else `error`."""
-    return raw if isinstance(raw, str) and _REASON.match(raw) else "error"
+    return _reason(raw) if type(raw) is str and len(raw) <= 32 else "error"
+
+
+@lru_cache(maxsize=256)
+def _reason(text: str) -> str:
+    return text if _REASON.match(text) else "error"

@@ -16,7 +16,6 @@ from django.db import connection, transaction
 from psycopg.types.json import Jsonb
 
 from monitoring.engine import frames
-from monitoring.engine.rollup import bucket_start
 from monitoring.engine.samples import BUSY, QUIET, UNKNOWN, HostLoad, Sample, activity, latched
 from monitoring.models import RollupDue
 from monitoring.services.bus import publish
@@ -92,6 +91,7 @@ class Batch:
 
 
 HOLE = timedelta(minutes=5)
+_MINUTE_MS, _DAY_MS = 60_000, 86_400_000
 _known_days: set[date] = set()
 
 
@@ -101,7 +101,7 @@ def samples_write(*, batches: Sequence[Batch], tell: bool = True) -> int:
     Repeating a call has no effect. Late rows go to their own day and mark their minute to be summed again.
     """
     rows = [row for batch in batches for row in batch.rows]
-    days = {from_ms(row.sample.at_ms).date() for row in rows}
+    days = {from_ms(day * _DAY_MS).date() for day in {row.sample.at_ms // _DAY_MS for row in rows}}
     oldest = oldest_kept().date()
     _known_days.difference_update({day for day in _known_days if day < oldest})
     if not days <= _known_days:
@@ -112,23 +112,25 @@ def samples_write(*, batches: Sequence[Batch], tell: bool = True) -> int:
     new = 0
     with transaction.atomic():
         if rows:
-            new = _write_rows(rows, received)
+            groups = _by_key(rows)
+            new = _write_rows(rows, groups, received)
         for node_id, host, at in sorted(_newest_hosts(batches, received)):
             with connection.cursor() as cursor:
                 cursor.execute(_NODE, [node_id, at, host[0], host[1], host[2]])
         if tell and rows:
-            message = frames.bus_samples(bus_rows(rows))
+            message = frames.bus_samples(bus_rows(group[-1] for group in groups.values()))
             transaction.on_commit(lambda: publish(message), robust=True)
     return new
 
 
-def _write_rows(rows: list[Row], received: datetime) -> int:
+def _write_rows(rows: list[Row], groups: dict[tuple[int, int], list[Row]], received: datetime) -> int:
+    moments = {ms: from_ms(ms) for ms in {row.sample.at_ms for row in rows}}
     with connection.cursor() as cursor:
         cursor.execute(_STAGE)
         with cursor.copy("COPY monitoring_stage FROM STDIN (FORMAT BINARY)") as copy:
             copy.set_types(_RAW_TYPES)
             for row in rows:
-                copy.write_row(_raw_tuple(row))
+                copy.write_row(_raw_tuple(row, moments))
         cursor.execute(_RAW)
         new = int(cursor.rowcount)
         if not new:
@@ -137,12 +139,12 @@ def _write_rows(rows: list[Row], received: datetime) -> int:
         before = {(gpu, slot): (at, quiet) for gpu, slot, at, quiet in cursor.fetchall()}
         with cursor.copy("COPY monitoring_stage_state FROM STDIN (FORMAT BINARY)") as copy:
             copy.set_types(_STATE_TYPES)
-            for key, group in _by_key(rows).items():
+            for key, group in groups.items():
                 at, since = before.get(key, (None, None))
                 last = group[-1].sample
                 copy.write_row(
                     (
-                        *_raw_tuple(group[-1]),
+                        *_raw_tuple(group[-1], moments),
                         last.mig_uuid,
                         last.mem_reserved_mib,
                         last.sm_clock_mhz,
@@ -156,17 +158,17 @@ def _write_rows(rows: list[Row], received: datetime) -> int:
                     )
                 )
         cursor.execute(_STATE, [received])
-    minutes = {bucket_start(from_ms(row.sample.at_ms), 60) for row in rows}
+    minutes = {from_ms(minute * _MINUTE_MS) for minute in {ms // _MINUTE_MS for ms in moments}}
     RollupDue.objects.bulk_create([RollupDue(step=60, bucket=minute) for minute in sorted(minutes)])
     return new
 
 
-def _raw_tuple(row: Row) -> tuple[Any, ...]:
+def _raw_tuple(row: Row, moments: dict[int, datetime]) -> tuple[Any, ...]:
     s = row.sample
     return (
         row.gpu_id,
         row.slot,
-        from_ms(s.at_ms),
+        moments[s.at_ms],
         s.util_pm,
         s.sm_pm,
         s.mem_used_mib,
@@ -213,12 +215,10 @@ def _newest_hosts(
     return [(node, (h.cpu_pm, h.mem_used_mib, h.iowait_pm), at) for node, (at, h) in newest.items()]
 
 
-def bus_rows(rows: list[Row]) -> Any:
-    """Records of the bus: the newest sample of each card and slot, ordered by time."""
-    newest = [group[-1] for group in _by_key(rows).values()]
-    newest.sort(key=lambda r: r.sample.at_ms)
+def bus_rows(newest: Iterable[Row]) -> Any:
+    """Records of the bus, ordered by time, of the newest sample of each card and slot."""
     records = []
-    for row in newest:
+    for row in sorted(newest, key=lambda r: r.sample.at_ms):
         s = row.sample
         records.append(
             (

@@ -14,10 +14,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import structlog
+from channels.consumer import get_handler_name
 from channels.db import database_sync_to_async
 from channels.generic.websocket import AsyncWebsocketConsumer
 from django.db import DatabaseError, InterfaceError
 
+from pool.live.heartbeats import heartbeat
 from pool.selectors.agents import TokenAnswer, commands_open, token_check
 from pool.services import agent_inbox
 from pool.services.commands import command_acked, commands_sent, node_group
@@ -67,6 +69,11 @@ class AgentConsumer(AsyncWebsocketConsumer):
         self._sent: dict[str, int] = {}
         self._beats = 0
         self._storing: set[asyncio.Task[None]] = set()
+
+    async def dispatch(self, message: dict[str, Any]) -> None:
+        """Call the handler at once. Channels would first look at the database connection in a thread, for each message
+        of a thousand agents; whatever needs the database here goes through `database_sync_to_async`, which does so."""
+        await getattr(self, get_handler_name(message))(message)
 
     async def connect(self) -> None:
         """Check the token; a refusal is told in words before the close, as agents are read by people."""
@@ -119,9 +126,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
             elif not self.greeted:
                 await self.close(CLOSE_PROTOCOL)
             elif kind == "heartbeat":
-                await database_sync_to_async(agent_inbox.agent_heartbeat)(
-                    node_id=self.node_id, token_id=self.token_id
-                )
+                await heartbeat(self.node_id, self.token_id)
                 await self.beat()
             elif kind == "command_ack":
                 uid = str(message.get("command") or "")

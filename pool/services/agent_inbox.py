@@ -202,6 +202,22 @@ def agent_heartbeat(*, node_id: int, token_id: int) -> None:
         node_heard(node=_locked(node_id), at=now())
 
 
+def agent_heartbeats(*, beats: list[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Signs of life of many nodes, as (node, token), in one transaction; returns those that are stamped.
+
+    The others are for `agent_heartbeat`: a token that ended, a node whose health changes, one whose row is held
+    elsewhere (rows are taken in order and none is waited for, so that groups never wait for one another).
+    """
+    with transaction.atomic():
+        tokens = AgentToken.objects.filter(pk__in=[token for _, token in beats], revoked_at=None)
+        valid = set(tokens.values_list("node_id", "pk")) & set(beats)
+        rows = Node.objects.select_for_update(no_key=True, skip_locked=True).filter(health=Node.Health.OK)
+        nodes = rows.filter(pk__in={node for node, _ in valid}).order_by("pk")
+        taken = set(nodes.values_list("pk", flat=True))
+        Node.objects.filter(pk__in=taken).update(last_heartbeat_at=now())
+    return {beat for beat in valid if beat[0] in taken}
+
+
 def _jobs_compare(node: Node, jobs: list[dict[str, Any]], at: datetime) -> None:
     """What the agent runs against what should run here: orphans are stopped, forgotten members have ended."""
     told = {(str(job.get("allocation")), int(job.get("member") or 0)): job for job in jobs}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -88,6 +89,27 @@ async def test_a_bad_batch_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     good, bad = await asyncio.gather(*jobs, return_exceptions=True)
     assert good == {} and isinstance(bad, IntegrityError)
     assert await stored() == 1
+
+
+async def test_a_message_that_cannot_be_checked_fails_alone_and_small_groups_lose_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node, cards = await scene()
+    real = ingest_sink.batch_of
+
+    def picky(*, node_id: int, message: dict[str, Any]) -> Any:
+        if message["seq"] == 2:
+            raise KeyError("nobody foresaw this")
+        return real(node_id=node_id, message=message)
+
+    monkeypatch.setattr(ingest_sink, "batch_of", picky)
+    monkeypatch.setattr(ingest_sink, "GROUP_ROWS", 2)
+    at = now()
+    rows = [b.row(card, at - timedelta(seconds=10 * n)) for card in cards for n in range(3)]
+    jobs = [samples_sink(node.pk, b.message(row) | {"seq": n}) for n, row in enumerate(rows)]
+    done = await asyncio.gather(*jobs, return_exceptions=True)
+    assert isinstance(done.pop(2), KeyError) and done == [{}] * 5
+    assert await stored() == 5
 
 
 async def test_a_full_buffer_refuses_instead_of_growing(monkeypatch: pytest.MonkeyPatch) -> None:
