@@ -117,9 +117,10 @@ class Point:
 
 
 _SUMS = """
-    to_timestamp(floor(extract(epoch FROM r.bucket) / %(point)s) * %(point)s) AS at, sum(samples), sum(covered_s),
-    sum(util_n), sum(util_sum), max(util_max), sum(sm_n), sum(sm_sum), sum(mem_n), sum(mem_sum), max(mem_max),
-    sum(temp_n), sum(temp_sum), max(temp_max), sum(power_n), sum(power_sum), max(power_max)
+    date_bin(%(point)s * interval '1 second', r.bucket, 'epoch') AS at, sum(samples), sum(covered_s),
+    sum(util_n), sum(util_sum)::bigint, max(util_max), sum(sm_n), sum(sm_sum)::bigint,
+    sum(mem_n), sum(mem_sum)::bigint, max(mem_max), sum(temp_n), sum(temp_sum)::bigint, max(temp_max),
+    sum(power_n), sum(power_sum)::bigint, max(power_max)
 FROM unnest(%(gpus)s::bigint[], %(slots)s::smallint[]) AS k(gpu_id, slot)
 JOIN monitoring_gpurollup r ON r.gpu_id = k.gpu_id AND r.slot = k.slot
 WHERE r.step = %(step)s AND r.bucket >= %(start)s AND r.bucket < %(end)s
@@ -164,8 +165,8 @@ def _point(row: Sequence[Any], whole_s: int) -> Point:
     at, samples, covered, un, us, um, sn, ss, mn, ms, mm, tn, ts, tm, pn, ps, pm = row
     return Point(
         at=at,
-        samples=int(samples),
-        coverage=min(1.0, int(covered) / whole_s),
+        samples=samples,
+        coverage=min(1.0, covered / whole_s),
         util=_scaled(us, un, 10),
         util_max=None if um is None else um / 10,
         sm=_scaled(ss, sn, 10),
@@ -178,8 +179,8 @@ def _point(row: Sequence[Any], whole_s: int) -> Point:
     )
 
 
-def _scaled(total: Any, n: Any, scale: int) -> float | None:
-    value = mean(int(total), int(n))
+def _scaled(total: int, n: int, scale: int) -> float | None:
+    value = mean(total, n)
     return None if value is None else round(value / scale, 2)
 
 
