@@ -89,7 +89,7 @@ def prepare(what: dict[str, Any], report: Callable[..., None]) -> int:
     """Migrate; then make the administrator where there is nobody, and the enrolment code of this machine's
     agent.
 
-    `what`: demo (bool), given (bool: the database server is not ours), password (str, used when the
+    `what`: demo (bool), given (bool: the database server is not ours), given_redis (bool), password (str, used when the
     administrator is made), login (str), agent_state (folder path). Reports `say` texts and at last `made`
     (bool).
     """
@@ -99,6 +99,8 @@ def prepare(what: dict[str, Any], report: Callable[..., None]) -> int:
 
     if what["given"]:
         ensure_given_database(os.environ["DATABASE_URL"], say)
+    if what["given_redis"]:
+        ensure_given_redis(os.environ["REDIS_URL"])
     migrate(say)
     made = False
     if not what["demo"]:
@@ -117,7 +119,8 @@ def ensure_given_database(url: str, say: Callable[[str], None]) -> None:
         psycopg.connect(url, connect_timeout=10).close()
         return
     except psycopg.OperationalError as error:
-        reason = str(error).strip().splitlines()[-1]
+        # Each address that was tried has a line; questions to the reader are indented.
+        reason = [line for line in str(error).splitlines() if line.strip() and not line[0].isspace()][-1]
     parts = urllib.parse.urlsplit(url)
     name = urllib.parse.unquote(parts.path.lstrip("/"))
     try:
@@ -130,6 +133,16 @@ def ensure_given_database(url: str, say: Callable[[str], None]) -> None:
     except psycopg.Error:
         raise SystemExit(f"the database at DATABASE_URL cannot be reached: {reason}") from None
     say(f"made the database {name}")
+
+
+def ensure_given_redis(url: str) -> None:
+    """SystemExit in one line where the given Redis does not answer."""
+    import redis
+
+    try:
+        redis.Redis.from_url(url, socket_connect_timeout=10, socket_timeout=10).ping()
+    except (redis.RedisError, ValueError) as error:
+        raise SystemExit(f"the Redis at REDIS_URL cannot be reached: {error}") from None
 
 
 def first_administrator(login: str, password: str) -> bool:

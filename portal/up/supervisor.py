@@ -178,12 +178,13 @@ class Supervisor(Loop):
         what = {
             "demo": self.options.demo,
             "given": bool(self._servers_given[0]),
+            "given_redis": bool(self._servers_given[1]),
             "login": FIRST_LOGIN,
             "password": password,
             "agent_state": str(self.layout.home / "agent"),
         }
         self._once("prepare", "prepare", [what])
-        self._run_once("prepare", "the database could not be brought up to date")
+        self._run_once("prepare", "the start could not be prepared")
         result = self._results.get("prepare", {})
         self._agent_possible = bool(result.get("agent")) and self.options.agent
         self._sign_in = (FIRST_LOGIN, password) if result.get("made") else None

@@ -227,9 +227,13 @@ def test_given_servers(open_folder: Path) -> None:
                 outside.postgres.psql("SELECT count(*) FROM accounts_user", database="gpupool_demo").strip()
                 > "0"
             )
+        without_redis = {**given, "REDIS_URL": "redis://127.0.0.1:1/0"}
+        answer = _up("--data", str(open_folder / "refused"), "--port", "0", **without_redis)
+        assert "REDIS_URL cannot be reached" in _one_line(answer)
         outside.postgres.psql("ALTER ROLE gpupool NOLOGIN")
         answer = _up("--data", str(open_folder / "refused"), "--port", "0", **given)
-        assert "DATABASE_URL cannot be reached" in _one_line(answer)
+        line = _one_line(answer)
+        assert "DATABASE_URL cannot be reached" in line and "not permitted to log in" in line
 
 
 @pytest.mark.skipif(not BY_ROOT, reason="needs root to become another account")
