@@ -102,8 +102,9 @@ KEYS = {
 }
 
 
-def month_report(policy: Policy, chosen: LineFilter, by: str) -> MonthReport:
-    """The month of `chosen` (which names one) grouped by one of GROUPINGS."""
+def month_report(policy: Policy, chosen: LineFilter, by: str, *, named: bool = True) -> MonthReport:
+    """The month of `chosen` (which names one) grouped by one of GROUPINGS. Without ``named`` people's groups have no
+    names yet: a page that shows a few of thousands asks `name_users` for those."""
     assert chosen.month is not None
     lines = Lines(policy, chosen)
     month = chosen.month
@@ -163,7 +164,7 @@ def month_report(policy: Policy, chosen: LineFilter, by: str) -> MonthReport:
         (g for g in groups.values() if g.total.lines or g.before_micro),
         key=lambda g: (-g.total.amount_micro, -g.total.gpu_ms, g.label),
     )
-    if by == "user":
+    if named and by == "user":
         name_users(report.groups)
     return report
 
@@ -285,12 +286,12 @@ def _departments(policy: Policy, chosen: LineFilter) -> tuple[Groups, Fold]:
 def name_users(groups: Iterable[Group]) -> None:
     """Give groups of people their names and drill-down."""
     rows = list(groups)
-    named = User.objects.only("id", "uid", "username", "display_name")
-    users = named.in_bulk([g.key for g in rows if g.key is not None])
+    users = User.objects.filter(pk__in={g.key for g in rows if g.key is not None})
+    found = {pk: (name, uid) for pk, *name, uid in users.values_list("pk", "display_name", "username", "uid")}
     for group in rows:
-        user = users.get(group.key)
-        if user is not None:
-            group.label, group.params = user.get_full_name(), {"user": str(user.uid)}
+        if group.key in found:
+            (name, username), uid = found[group.key]
+            group.label, group.params = name or username, {"user": str(uid)}
 
 
 def ledger_mark() -> tuple[int, datetime | None]:

@@ -94,11 +94,12 @@ def build_tree(
     for node_id in tree.post_order:
         row = by_department.get(node_id) if isinstance(node_id, int) else None
         counters = tree.counters[node_id]
-        below = [tree.counters[child] for child in tree.children[node_id]]
-        counters.total = (row.direct if row else 0) + sum(c.total for c in below)
-        counters.total_noninterruptible = (row.direct_noninterruptible if row else 0) + sum(
-            c.total_noninterruptible for c in below
-        )
+        if row is not None:
+            counters.total, counters.total_noninterruptible = row.direct, row.direct_noninterruptible
+        for child in tree.children[node_id]:
+            below = tree.counters[child]
+            counters.total += below.total
+            counters.total_noninterruptible += below.total_noninterruptible
     tree.recharge()
     return tree
 
@@ -116,8 +117,7 @@ def quota_trees(
         usage, capacity = usage.filter(flavour_id__in=wanted), capacity.filter(flavour_id__in=wanted)
     parents = parents if parents is not None else department_parents()
     rows: dict[int, list[UsageNumbers]] = {}
-    for values in usage.values_list(*UsageNumbers._fields).iterator(chunk_size=5_000):
-        row = UsageNumbers(*values)
+    for row in map(UsageNumbers._make, usage.values_list(*UsageNumbers._fields)):
         rows.setdefault(row.flavour_id, []).append(row)
     installed = dict(capacity.values_list("flavour_id", "installed_milli"))
     ids = wanted if wanted is not None else set(rows) | set(installed)

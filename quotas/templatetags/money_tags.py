@@ -9,8 +9,8 @@ from typing import Any
 
 from django import template
 from django.conf import settings
-from django.http import QueryDict
 from django.urls import NoReverseMatch, reverse
+from django.utils.http import urlencode
 
 from portal.kernel.units import MS_PER_HOUR
 from quotas.selectors.billing_time import billing_zone
@@ -110,13 +110,13 @@ def query_with(context: template.Context, params: Mapping[str, str], **changes: 
     """``href="{% query_with group.params by='user' %}"``: this page's query string with these parameters; None and
     the page number are taken off."""
     request = context.get("request")
-    found: QueryDict = request.GET.copy() if request is not None else QueryDict(mutable=True)
+    found: dict[str, Any] = dict(request.GET.lists()) if request is not None else {}
     for key, value in {"page": None, **params, **changes}.items():
         if value is None:
             found.pop(key, None)
         else:
             found[key] = str(value)
-    text = found.urlencode()
+    text = urlencode(found, doseq=True)
     return f"?{text}" if text else "?"
 
 

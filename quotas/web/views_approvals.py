@@ -8,7 +8,7 @@ from typing import Any
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.core.paginator import Paginator
-from django.db.models import Q, Sum
+from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import render
 from django.urls import reverse
@@ -26,6 +26,7 @@ from quotas.selectors.approvals import (
     decided_steps,
     light_rows,
     open_rows,
+    queue_steps,
     subject_of,
     visible_steps,
 )
@@ -74,7 +75,9 @@ def _queue(request: HttpRequest, chosen: ApprovalStep | None = None) -> dict[str
     policy.require(policy.reads or decides_scope(policy))
     tab = request.GET.get("q", "mine")
     tab = tab if tab in TABS else "mine"
+    names = flavour_names()
     text, flavour = request.GET.get("s", "").strip(), request.GET.get("flavour", "")
+    flavour = flavour if flavour in names else ""
     light = light_rows(policy)
     tabs: dict[str, list[LightRow]] = {
         "mine": [r for r in light if r.mine and r.state == "in_approval" and not r.is_change],
@@ -87,7 +90,7 @@ def _queue(request: HttpRequest, chosen: ApprovalStep | None = None) -> dict[str
         "tabs": _tabs(tab, tabs),
         "s": text,
         "flavour": flavour,
-        "flavours": flavour_names(),
+        "flavours": names,
         "chosen": chosen,
         "may_delegate": policy.has("lead", "pool_admin", "finance"),
     }
@@ -98,19 +101,20 @@ def _queue(request: HttpRequest, chosen: ApprovalStep | None = None) -> dict[str
         decided = Paginator(rows, PAGE).get_page(request.GET.get("page"))
         context["done"] = [_done_row(step, context["flavours"]) for step in decided]
         return {**context, "page": decided}
-    steps = visible_steps(policy).filter(pk__in=[r.pk for r in tabs[tab]])
-    if text:
-        steps = steps.filter(_text_query(text))
-    if flavour:
-        steps = steps.filter(Q(request__flavour__code=flavour) | Q(quota_change__flavour__code=flavour))
-    paginator = Paginator(steps, PAGE if chosen is None else PAGE // 2)
-    if not (text or flavour):
-        paginator.count = len(tabs[tab])  # type: ignore[misc]  # known already
-    page = paginator.get_page(request.GET.get("page"))
-    found = open_rows(policy, Deciders.of_page(policy), page)
-    context["rows"] = _rows(found, context["flavours"], bars=chosen is None)
+    pks = [r.pk for r in tabs[tab]]
+    if text or flavour:
+        steps = visible_steps(policy).filter(pk__in=pks)
+        if text:
+            steps = steps.filter(_text_query(text))
+        if flavour:
+            steps = steps.filter(Q(request__flavour__code=flavour) | Q(quota_change__flavour__code=flavour))
+        pks = list(steps.values_list("pk", flat=True))
+    page = Paginator(pks, PAGE if chosen is None else PAGE // 2).get_page(request.GET.get("page"))
+    found = open_rows(policy, Deciders.of_page(policy), queue_steps(policy, list(page)))
+    context["rows"] = _rows(policy, found, context["flavours"], bars=chosen is None)
     if chosen is None:
-        context["cost"] = steps.order_by().aggregate(n=Sum("request__cost_at_most_micro"))["n"]
+        shown = set(pks)
+        context["cost"] = sum(r.cost_micro for r in tabs[tab] if r.pk in shown)
     return {**context, "page": page}
 
 
@@ -146,10 +150,10 @@ def ref_of(subject: CapacityRequest | QuotaChange) -> str:
     return subject.ref if isinstance(subject, CapacityRequest) else f"Q-{subject.pk}"
 
 
-def _rows(rows: list[QueueRow], names: dict[str, str], *, bars: bool) -> list[dict[str, Any]]:
+def _rows(policy: Any, rows: list[QueueRow], names: dict[str, str], *, bars: bool) -> list[dict[str, Any]]:
     """Rows with amounts and (``bars``) the quota after approval: one tree per flavour for all of them."""
     flavour_ids = {r.subject.flavour_id for r in rows if r.subject.flavour_id is not None}
-    trees = quota_trees(flavour_ids) if flavour_ids and bars else {}
+    trees = quota_trees(flavour_ids, parents_in(policy.tree)) if flavour_ids and bars else {}
     out: list[dict[str, Any]] = []
     for row in rows:
         subject = row.subject

@@ -18,7 +18,7 @@ from portal.kernel.units import MICRO, MS_PER_HOUR
 from quotas.selectors import line_rows as files
 from quotas.selectors.billing_time import billing_zone, month_of
 from quotas.selectors.money import Lines, book_state
-from quotas.selectors.month_report import GROUPINGS, MonthReport, ledger_mark, month_report
+from quotas.selectors.month_report import GROUPINGS, MonthReport, ledger_mark, month_report, name_users
 from quotas.selectors.running import one_look
 from quotas.web.money.common import DEFINITIONS, about, filter_chips, lines_of, signed_in
 
@@ -42,7 +42,10 @@ def month(request: HttpRequest) -> HttpResponse:
     policy = policy_of_request(request)
     lines = lines_of(request, month=month_of(now()))
     by = grouping(request)
-    report = month_report(policy, lines.filter, by)
+    report = month_report(policy, lines.filter, by, named=False)
+    page = Paginator(report.groups, 50).get_page(request.GET.get("page"))
+    if by == "user":
+        name_users([*report.groups[:SERIES], *page])
     books = book_state()
     months = books.months
     context = {
@@ -64,7 +67,7 @@ def month(request: HttpRequest) -> HttpResponse:
         "marked_at": books.marked_at,
         "only_own": not policy.reads_money,
         "may_close": policy.keeps_books,
-        "page": Paginator(report.groups, 50).get_page(request.GET.get("page")),
+        "page": page,
     }
     return render(request, "quotas/money/month.html", context)
 
