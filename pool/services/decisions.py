@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from pool.engine.canonical import plan_hash
 from pool.engine.decide import decide
 from pool.engine.model import Evict, Kept, Layout, Member, Move, Place, Plan, Reserve, Snapshot
@@ -155,7 +157,7 @@ def decision_replay(*, cycle: SchedulerCycle) -> Replayed:
     if cycle.snapshot is None or cycle.decided_at_ms is None:
         raise Conflict(
             code="decision_not_kept",
-            detail="What this decision saw is past its retention.",
+            detail=_("What this decision saw is past its retention."),
             extra={"cycle": cycle.pk},
         )
     plan = plan_again(cycle, snapshot_stored(cycle.snapshot))

@@ -14,6 +14,7 @@ from datetime import timedelta
 
 from django.conf import settings
 from django.db import IntegrityError, connection, transaction
+from django.utils.translation import gettext as _
 
 from pool.engine.canonical import MODULUS, Key, Print, digest, snapshot_of, whole
 from pool.engine.model import Snapshot
@@ -93,7 +94,9 @@ def snapshot_stored(row: SchedulerSnapshot) -> Snapshot:
             else:
                 parts.pop((section, key), None)
     if whole(sum(digest(key, text) for key, text in parts.items()) % MODULUS) != row.hash:
-        raise Conflict(code="snapshot_damaged", detail="What was kept of this decision is not what it saw.")
+        raise Conflict(
+            code="snapshot_damaged", detail=_("What was kept of this decision is not what it saw.")
+        )
     return snapshot_of(parts.items())
 
 

@@ -37,7 +37,7 @@ _holdings: list[Holdings] = []
 
 
 def register_department_effects(counter: Counter) -> None:
-    """`counter(act, department_ids)` tells what "close" or "move" of these departments touches."""
+    """`counter(act, department_ids)` tells what "close", "move" or "reopen" of these departments touches."""
     if counter not in _department_counters:
         _department_counters.append(counter)
 

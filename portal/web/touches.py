@@ -4,7 +4,7 @@ and carried along by a move within its own transaction. The wiring knows all roo
 from __future__ import annotations
 
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
-from django.db.models import Sum
+from django.db.models import F, Sum
 from django.utils.translation import gettext_lazy as _
 
 from pool.models import Allocation
@@ -19,7 +19,13 @@ WAITING = ("in_approval", "returned", "needs_consent", "queued", "series")
 
 
 def of_departments(act: str, department_ids: list[int]) -> list[Effect]:
-    """Asks that wait, leases that run, GPUs held by the departments."""
+    """Asks that wait, leases that run, quotas that end; of "reopen" the quotas that do not come back by it."""
+    if act == "reopen":
+        ended = QuotaGrant.objects.filter(
+            department_id__in=department_ids, during__endswith__gte=F("department__closed_at")
+        )
+        lost = ended.values("flavour_id").distinct().count()
+        return [Effect(_("Quotas that ended when it was closed"), lost)]
     held = Allocation.objects.filter(department_id__in=department_ids).exclude(state=Allocation.State.ENDED)
     waiting = CapacityRequest.objects.filter(department_id__in=department_ids, state__in=WAITING)
     found = [Effect(_("Requests that wait"), waiting.count()), Effect(_("Open allocations"), held.count())]

@@ -174,6 +174,10 @@ def read_replicas(r: Reader, draft: bool) -> None:
     by = r.choice("scale_by", CapacityRequest.ScaleBy.values, "fixed")
     r.whole("signal_per_replica", 1, 1, 1_000_000_000)
     if not r.out["is_service"]:
+        if r.values.get("timetable") or by == "timetable":
+            r.wrong(
+                "timetable", _("Only a service has a timetable of replicas; a job may have a weekly window.")
+            )
         r.out |= {"scale_by": "fixed", "signal_per_replica": 1, "replicas_min": 1, "replicas_max": 1}
         return
     if by == "timetable":

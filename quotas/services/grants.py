@@ -33,6 +33,7 @@ from quotas.services.locks import flavour_lock
 from quotas.services.usage import limits_copy
 
 MOST_MILLI = 10_000_000_000
+LONGEST_REASON = 1000
 
 
 @dataclass(slots=True)
@@ -73,6 +74,8 @@ def grant_set(
     if policy is not None:
         policy.require(may_set_grants(policy, department.pk))
     check_numbers(numbers)
+    if len(reason) > LONGEST_REASON:
+        raise Invalid.field("reason", _("At most {n} signs.").format(n=LONGEST_REASON))
     with transaction.atomic():
         flavour_lock(flavour.pk)
         moment = now()

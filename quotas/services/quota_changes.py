@@ -30,6 +30,7 @@ from quotas.services.locks import quota_change_lock
 from quotas.transitions import move_change
 
 TIMEOUT_HOURS = 72
+LONGEST_PURPOSE = 2000
 
 
 def quota_change_submit(
@@ -124,8 +125,7 @@ def quota_change_revise(
     version: int | None = None,
 ) -> QuotaChange:
     """Change what is asked while it is undecided or was returned; the steps begin anew."""
-    if not purpose.strip():
-        raise Invalid.field("purpose", _("Say why: approvers read this."))
+    _check_purpose(purpose)
     with transaction.atomic():
         held = quota_change_lock(change.pk)
         if version is not None and held.version != version:
@@ -281,8 +281,14 @@ def _wanted(change: QuotaChange, deciders: Deciders) -> list[Wanted]:
     return out
 
 
-def _check_text_and_time(purpose: str, starts_at: datetime | None, ends_at: datetime | None) -> None:
+def _check_purpose(purpose: str) -> None:
     if not purpose.strip():
         raise Invalid.field("purpose", _("Say why: approvers read this."))
+    if len(purpose.strip()) > LONGEST_PURPOSE:
+        raise Invalid.field("purpose", _("At most {n} signs.").format(n=LONGEST_PURPOSE))
+
+
+def _check_text_and_time(purpose: str, starts_at: datetime | None, ends_at: datetime | None) -> None:
+    _check_purpose(purpose)
     if ends_at is not None and ends_at <= (starts_at or now()):
         raise Invalid.field("ends_at", _("The end lies before the start."))

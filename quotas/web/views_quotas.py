@@ -193,7 +193,7 @@ def quota_save(request: HttpRequest) -> HttpResponse:
             **read_numbers(form).as_fields(),
             starts_at=_time(form, "starts_at"),
             ends_at=_time(form, "ends_at"),
-            reason=form.typed("reason")[:1000],
+            reason=form.typed("reason"),
             override="override" in request.POST,
         )
     except DomainError as error:
@@ -284,7 +284,7 @@ def _submit_change(request: HttpRequest, form: ChangeForm, flavours: list[GpuFla
         raise Invalid.field("flavour", _("Choose a flavour."))
     common: dict[str, Any] = {
         "acting_user": actor_of(request), "policy": policy, "department": department, "flavour": flavour,
-        "purpose": form.typed("purpose")[:2000], "starts_at": _time(form, "starts_at"),
+        "purpose": form.typed("purpose"), "starts_at": _time(form, "starts_at"),
     }  # fmt: skip
     ends_at = _time(form, "ends_at")
     if form.typed("kind") != "lending":

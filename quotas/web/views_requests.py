@@ -102,6 +102,8 @@ def request_list(request: HttpRequest) -> HttpResponse:
         request.GET.get("state", "open"),
         request.GET.get("q", "").strip(),
     )
+    if state not in (*GROUPS, *CapacityRequest.State.values):
+        state = "open"  # what is shown is what the filters say
     rows = visible_requests(policy)
     if of != "all":
         rows = rows.filter(requester=request.user)
@@ -117,11 +119,12 @@ def request_list(request: HttpRequest) -> HttpResponse:
         if (number := text.upper().removeprefix("R-")).isdecimal():
             query |= Q(pk=int(number[:18]))
         rows = rows.filter(query)
+    names = flavour_names()
     flavour = request.GET.get("flavour", "")
+    flavour = flavour if flavour in names else ""
     if flavour:
         rows = rows.filter(Q(flavour__code=flavour) | Q(options__contains=[flavour]))
     page = Paginator(with_open_step(rows).order_by("-id"), PAGE).get_page(request.GET.get("page"))
-    names = flavour_names()
     deciders = Deciders.of_page(policy)
     progress = progress_of_all([r for r in page if r.series])
     context = {

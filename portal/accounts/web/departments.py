@@ -135,6 +135,7 @@ def department(request: HttpRequest, policy: Policy, uid: UUID, act: str = "") -
         "forms": forms,
         "open": {act: True} if act else {},
         "may_change": policy.administers_people,
+        "lost": [] if row.is_open else [e for e in department_effects("reopen", [row.pk]) if e.count],
     }
     return render(request, "accounts/department.html", context, status=400 if act else 200)
 
@@ -167,8 +168,16 @@ def _carry_out(request: HttpRequest, row: Department, act: str, form: Any) -> st
         return _("Moved.")
     if act == "close":
         department_close(acting_user=acting, department=row, reason=form.cleaned_data["reason"])
-        return _("Closed. What runs goes on; nobody asks on its behalf any more.")
+        return _(
+            "Closed. What runs goes on; nobody asks on its behalf any more. Its quota has ended and does not come back "
+            "by itself."
+        )
     if act == "reopen":
+        lost = any(e.count for e in department_effects("reopen", [row.pk]))
         department_reopen(acting_user=acting, department=row)
+        if lost:
+            return _(
+                "Open again, without quota: what it had ended when it was closed. Set it anew under Quotas."
+            )
         return _("Open again.")
     raise Http404

@@ -10,9 +10,13 @@ import pytest
 from django.test import Client
 
 from portal.accounts.models import ApiToken, Department, RoleBinding, User
+from portal.accounts.policy import policy_of
 from portal.accounts.services import password_reset
 from portal.kernel.clock import now
+from quotas.models import QuotaGrant
+from quotas.services.grants import grant_set
 from tests.portal.builders import PASSWORD, actor, admin, binding, client_of, department, person
+from tests.quotas.build import flavour
 
 pytestmark = pytest.mark.django_db
 
@@ -157,6 +161,27 @@ def test_departments_are_changed_by_page() -> None:
     assert sorted(rows.values_list("name", "parent_id")) == [("Alpha", None), ("B", None)]
     assert not rows.get(code="b").is_open
     assert client.post(f"/departments/{b.uid}/reopen/").status_code == 302
+
+
+def test_closing_and_opening_again_say_that_the_quota_does_not_come_back() -> None:
+    boss = admin()
+    client, a, kind = client_of(boss), department("a"), flavour("h800")
+    for n in (4, 5):  # changed once: what counts are quotas, not their versions
+        grant_set(
+            acting_user=actor(boss), policy=policy_of(boss), department=a, flavour=kind, guaranteed=n * 1000
+        )
+    page = f"/departments/{a.uid}/"
+    assert b"does not bring" in client.get(page).content, "the dialog that asks says it"
+    closed = client.post(f"{page}close/", {"close-reason": "merged"}, follow=True).content.decode()
+    assert "Quotas that ended when it was closed: <strong>1</strong>" in closed
+    opened = client.post(f"{page}reopen/", follow=True).content.decode()
+    assert "Open again, without quota" in opened
+    assert "Quotas that ended" not in opened
+    assert not QuotaGrant.objects.filter(during__contains=now()).exists()
+    b = department("b")
+    client.post(f"/departments/{b.uid}/close/", {"close-reason": "merged"})
+    again = client.post(f"/departments/{b.uid}/reopen/", follow=True).content.decode()
+    assert "Open again." in again, "it had none"
 
 
 def test_own_tokens_by_page() -> None:

@@ -239,6 +239,13 @@ def test_P035_a_change_needs_its_reason_and_something_to_change(world):
     for values in ({"purpose": " "}, {}):
         with pytest.raises(Invalid):
             ask(world, **values)
+    with pytest.raises(Invalid) as too_long:
+        ask(world, purpose="x" * 2001, asked=GrantNumbers(17_000))
+    assert [p["pointer"] for p in too_long.value.errors] == ["purpose"]
+    with pytest.raises(Invalid) as too_long:
+        world.set(world.a, 17, reason="x" * 1001)
+    assert [p["pointer"] for p in too_long.value.errors] == ["reason"]
+    assert (QuotaChange.objects.count(), world.row(world.a).guaranteed) == (0, 16_000)
     with pytest.raises(Refused):
         quota_change_submit(
             acting_user=build.actor(world.lead), policy=build.policy(world.lead), department=world.b,

@@ -452,6 +452,14 @@ def test_a_service_has_as_many_replicas_as_its_timetable_says(house, office):
     assert {m.duration_s for m in found} == {None}
 
 
+def test_a_job_with_a_timetable_is_refused_beside_the_field(house):
+    for values in ({"timetable": {"zone": "Asia/Shanghai", "days": OFFICE}}, {"scale_by": "timetable"}):
+        with set_clock(T), pytest.raises(Invalid) as error:
+            house.submit(**values)
+        assert [p["pointer"] for p in error.value.errors] == ["timetable"]
+    assert not CapacityRequest.objects.exists()
+
+
 def test_the_cost_of_a_timetable_is_its_hours(office):
     assert office.cost_at_most_micro is not None
     hours = office.cost_at_most_micro / 16_000_000
