@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
 import os
 import re
 import stat
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pool.client import asking, build, settings, words
+from pool.client import asking, build, cli, settings, words
 from pool.client.cli import parser
 from tests.pool.agent.conftest import python38
 
@@ -110,3 +111,61 @@ def test_it_runs_on_python_38_and_says_what_it_lacks(tmp_path: Path) -> None:
         assert (first.returncode, first.stdout) == (0, "0.1.0\n"), first.stderr
         second = subprocess.run([*run, "ls"], env=environment, capture_output=True, text=True, check=False)
         assert second.returncode == 1 and "尚未登录" in second.stderr
+
+
+REQUEST = {
+    "ref": "R-7", "uid": "u-7", "state": "queued", "flavour": "h800", "department": "vision", "image": "",
+    "command": "python train.py\nsecond line", "run_kind": "command", "shape": "fraction", "fraction_milli": 300,
+    "gpus_per_node": 1, "nodes": 1, "mig_profile": "", "mig_count": 0, "steps": [],
+}  # fmt: skip
+ENTRY = {
+    "words": "2 GPUs are free, 4 are needed.", "position": 3, "of": 9, "start_from": "2026-12-01T10:00",
+    "start_to": None, "basis": "plan",
+}  # fmt: skip
+
+
+class Answers:
+    """The API as it would answer."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.rows = rows
+
+    def get(self, path: str, **_query: Any) -> Any:
+        if path.startswith("/queue/"):
+            return ENTRY
+        return {"results": self.rows} if path == "/requests/" else self.rows[0]
+
+
+def test_ls_shows_what_is_open_in_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [REQUEST, {**REQUEST, "ref": "R-6", "state": "ended"}]
+    assert asking.show_list(Answers(rows), False) == 0  # type: ignore[arg-type]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.split()[:2] == ["R-7", "queued"] and line.endswith("python train.py")
+    asking.show_list(Answers(rows), True)  # type: ignore[arg-type]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["R-7", "R-6"]
+
+
+def test_why_says_the_reason_the_place_and_the_expected_start(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "find_request", lambda api, ref: REQUEST)
+    assert asking.why(Answers([REQUEST]), "R-7") == 0  # type: ignore[arg-type]
+    said = capsys.readouterr().out
+    assert said.startswith("R-7  queued") and ENTRY["words"] in said
+    assert "  3/9\n" in said and "2026-12-01T10:00" in said and "(plan)" in said
+
+
+def test_a_report_is_printed_as_the_installation_answers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, dict[str, Any]]] = []
+
+    class Reports:
+        def get(self, path: str, **query: Any) -> Any:
+            asked.append((path, query))
+            return {"rows": [{"department": "视觉"}]}
+
+    given = parser().parse_args(["report", "usage", "--set", "month=2026-11"])
+    assert cli._report(Reports(), given) == 0  # type: ignore[arg-type]
+    assert asked == [("/reports/usage/", {"month": "2026-11"})]
+    assert json.loads(capsys.readouterr().out) == {"rows": [{"department": "视觉"}]}
