@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from pool.engine import backfill
 from pool.engine.fit import Need
@@ -19,7 +20,7 @@ from pool.engine.model import Kept, Member, Place, Request, Reserve
 from pool.engine.reasons import Reason, flavour_reason, place_reason, quota_blocked
 from pool.engine.round import Blocked, Placed, Round
 from pool.engine.state import View
-from pool.engine.world import FitKey, is_elastic, smallest
+from pool.engine.world import Known, is_elastic, smallest
 from quotas.engine.available import LevelCheck, borrowed, refusal
 from quotas.engine.flavours import Mode, rank_modes
 from quotas.engine.tree import QuotaTree
@@ -33,6 +34,17 @@ MAINTENANCE = -1
 WITHOUT_GPU = Need(None, 0, 0, 0)
 
 
+class Refusal(NamedTuple):
+    """What a quota level says, with what would pass now: made a reason of where somebody is told."""
+
+    flavour: str
+    check: LevelCheck
+    room: int
+
+    def reason(self) -> Reason:
+        return quota_blocked(*self)
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """What a request may be charged as: ``usable`` in the order to try, flavours that are equally welcome
@@ -42,7 +54,11 @@ class Options:
     usable: list[list[Need]]
     refused: Need | None = None
     exhausted: bool = False
-    refusal: Reason | None = None
+    refusal: Reason | Refusal | None = None
+
+    def why(self) -> Reason | None:
+        """The reason in words' stead, where one is wanted."""
+        return self.refusal.reason() if isinstance(self.refusal, Refusal) else self.refusal
 
 
 @dataclass(slots=True)
@@ -61,41 +77,44 @@ class Allocate:
 
     def __init__(self, round_: Round) -> None:
         self.round, self.world, self.policy, self.now = round_, round_.world, round_.policy, round_.now
-        self._hopeless: dict[tuple[FitKey, str | None], Reason] = {}
-        self._stuck: dict[tuple[int, FitKey, bool], _Kind] = {}
-        self._room_seen: dict[tuple[FitKey, str | None], int] = {}
-        self._only_behind: dict[tuple[FitKey, str | None], tuple[int, View]] = {}
-        """Sorts that fit but for promises, as of a state and what it may use: so do others of it then."""
-        self._unpromised: set[tuple[FitKey, str | None, int | None]] = set()
+        self._hopeless: dict[int, Reason] = {}
+        """Why no place is free, by spot (``World.spot``)."""
+        self._stuck: dict[int, _Kind] = {}
+        self._room_seen: dict[int, int] = {}
+        self._only_behind: dict[int, tuple[int, View]] = {}
+        """Spots that fit but for promises, as of a state and what may be used: so do others of the sort then."""
+        self._unpromised: set[tuple[int, int | None]] = set()
         self._first_blocked: dict[str, int] = {}
+        self._strict = self.policy.queueing == "strict"
 
     def run(self, request: Request) -> None:
         """Place the request, or note why it waits."""
         if request.start_at is not None and request.start_at > self.now:
             self.round.blocked.append(self._window(request, request.start_at))
             return
-        kept = self.round.keeps.get(request.id)
+        kept = self.round.keeps.get(request.id) if self.round.keeps else None
         if kept is not None and _enough(request, kept.members):
             self._judge_kept(request, kept)
             return
         if kept is not None:
             self.round.let_go(request)
-        kind = self._stuck.get(self._kind_key(request)) if self._stuck else None
+        known = self.world.known(request)
+        kind = self._stuck.get(known.kind)
         if kind is not None and not (kind.promised and self._promises_left()):
             ends_at = self._ends_at(request)
             if ends_at is None or ends_at >= kind.ends_at:
                 self.round.blocked.append(Blocked(request, kind.reason, None, kind.lacks))
                 return
-        ahead = self._strictly_ahead(request)
+        ahead = self._strictly_ahead(request) if self._strict else None
         if ahead is not None:
             strict = Reason("behind", {"requests": [ahead], "strict": True}, request.flavours[0])
-            self._block(request, strict, None, None)
+            self._block(known, strict, None, None)
             return
-        self._judge(request)
+        self._judge(known)
 
     def is_stuck(self, request: Request) -> bool:
         """Whether a request is of a kind that is blocked for good in this walk: nothing more needs be said."""
-        kind = self._stuck.get(self._kind_key(request))
+        kind = self._stuck.get(self.world.known(request).kind)
         if kind is None or kind.promised or request.id in self.round.keeps:
             return False
         if request.start_at is not None and request.start_at > self.now:
@@ -109,48 +128,48 @@ class Allocate:
             for flavour in request.flavours:
                 self._first_blocked.setdefault(flavour, request.id)
 
-    def _judge(self, request: Request) -> None:
+    def _judge(self, known: Known) -> None:
+        request = known.request
         options = self.options(request)
         first: Reason | None = None
         for needs in options.usable:
-            reason = self._place(request, needs)
+            reason = self._place(known, needs)
             if reason is None:
                 return
             first = first or reason
         if first is not None:
             lacks = options.usable[0][0]
-            self._block(request, first, self._promise(request, lacks), lacks)
+            self._block(known, first, self._promise(known, lacks), lacks)
         else:
-            self._block_by_quota(request, options)
+            self._block_by_quota(known, options)
 
-    def _block_by_quota(self, request: Request, options: Options) -> None:
+    def _block_by_quota(self, known: Known, options: Options) -> None:
         """No flavour may be charged. Where only the whole pool's sum is in the way and its cards are in use
         indeed, the request waits for cards, with a promise as for every other that is blocked so."""
-        assert options.refusal is not None
-        reason, lacks, reserve = options.refusal, options.refused, None
+        lacks = options.refused
         if options.exhausted and lacks is not None:
-            cards = self._no_place(request, lacks)
+            cards = self._no_place(known, lacks)
             if cards is not None:
-                reason, reserve = cards, self._promise(request, lacks)
-        self._block(request, reason, reserve, lacks)
+                self._block(known, cards, self._promise(known, lacks), lacks)
+                return
+        reason = options.why()
+        assert reason is not None
+        self._block(known, reason, None, lacks)
 
-    def _block(self, request: Request, reason: Reason, reserve: Reserve | None, lacks: Need | None) -> None:
+    def _block(self, known: Known, reason: Reason, reserve: Reserve | None, lacks: Need | None) -> None:
+        request = known.request
         if reason.code in NEVER:
             lacks = None
         self.round.blocked.append(Blocked(request, reason, reserve, lacks))
-        if lacks is not None and reason.code not in ("quota_blocked", *OWN_LIMITS):
+        if self._strict and lacks is not None and reason.code not in ("quota_blocked", *OWN_LIMITS):
             for flavour in request.flavours:
                 self._first_blocked.setdefault(flavour, request.id)
-        if reason.code not in OWN_LIMITS and "strict" not in reason.figures:
+        if reason.code not in OWN_LIMITS and not (self._strict and "strict" in reason.figures):
             ends_at = self._ends_at(request)
             until = backfill.NEVER if ends_at is None else ends_at
-            key = self._kind_key(request)
-            known = self._stuck.get(key)
-            if known is None or until < known.ends_at:
-                self._stuck[key] = _Kind(until, reason, lacks, reserve is not None)
-
-    def _kind_key(self, request: Request) -> tuple[int, FitKey, bool]:
-        return (request.department_id, self.world.fit_key(request), request.interruptible)
+            kind = self._stuck.get(known.kind)
+            if kind is None or until < kind.ends_at:
+                self._stuck[known.kind] = _Kind(until, reason, lacks, reserve is not None)
 
     def _ends_at(self, request: Request) -> int | None:
         return None if request.duration_ms is None else self.now + request.duration_ms
@@ -164,7 +183,7 @@ class Allocate:
         if len(request.flavours) == 1:
             return self._only_option(request, request.flavours[0])
         ranked: dict[tuple[int, int], list[Need]] = {}
-        why: Reason | None = None
+        why: Reason | Refusal | None = None
         refused: Need | None = None
         exhausted = possible = False
         for index, code in enumerate(request.flavours):
@@ -179,9 +198,9 @@ class Allocate:
                 continue
             if not self.world.fits_quota(request, least):
                 if refused is None:
-                    tree, check, limited = self._refusing(request, least)
-                    refused, exhausted = need, _only_the_pool(tree, check)
-                    why = why or limited
+                    tree, over = self._refusing(request, least)
+                    refused, exhausted = need, _only_the_pool(tree, over.check)
+                    why = why or over
                 continue
             ranked.setdefault(self._rank(request, need, index), []).append(need)
         if not possible:
@@ -199,13 +218,13 @@ class Allocate:
             return Options([], refusal=limited)
         if self.world.fits_quota(request, least):
             return Options([[need]])
-        tree, check, refused = self._refusing(request, least)
-        return Options([], need, _only_the_pool(tree, check), refused)
+        tree, over = self._refusing(request, least)
+        return Options([], need, _only_the_pool(tree, over.check), over)
 
     def _without_gpu(self, request: Request) -> Options:
         if self.world.fits_quota(request, WITHOUT_GPU):
             return Options([[WITHOUT_GPU]])
-        return Options([], refusal=self._refusing(request, WITHOUT_GPU)[2])
+        return Options([], refusal=self._refusing(request, WITHOUT_GPU)[1])
 
     def _rank(self, request: Request, need: Need, index: int) -> tuple[int, int]:
         """Flavours within the guarantee before borrowed ones; then as ranked, or all alike for an open ask."""
@@ -219,8 +238,8 @@ class Allocate:
             rank = 0
         return rank, index if request.ranked else 0
 
-    def _refusing(self, request: Request, need: Need) -> tuple[QuotaTree, LevelCheck, Reason]:
-        """The first quota tree that refuses, and the level with its sums."""
+    def _refusing(self, request: Request, need: Need) -> tuple[QuotaTree, Refusal]:
+        """The first quota tree that refuses, and what its level says."""
         for code, amount in self.world.charges(request, need):
             tree = self.world.trees.get(code)
             if tree is None or request.department_id not in tree.nodes or amount <= 0:
@@ -228,11 +247,12 @@ class Allocate:
             check = refusal(tree, request.department_id, amount, interruptible=request.interruptible)
             if check is not None:
                 room = self.world.room(request.department_id, code, interruptible=request.interruptible)
-                return tree, check, quota_blocked(code, check, room or 0)
+                return tree, Refusal(code, check, room or 0)
         raise ValueError("no quota refuses")
 
     def _over_user_limit(self, request: Request, need: Need) -> Reason | None:
-        limits = self.round.users.get(request.user_id) if request.user_id is not None else None
+        users = self.round.users
+        limits = users.get(request.user_id) if users and request.user_id is not None else None
         if limits is None:
             return None
         if limits.limit_runs is not None and limits.runs + 1 > limits.limit_runs:
@@ -245,15 +265,15 @@ class Allocate:
 
     # Places
 
-    def _place(self, request: Request, needs: Sequence[Need]) -> Reason | None:
+    def _place(self, known: Known, needs: Sequence[Need]) -> Reason | None:
         """Start the request on the best of flavours that are equally welcome; the reason where it cannot."""
-        place = self.world.place_key(request)
-        open_ = [need for need in needs if (place, need.flavour) not in self._hopeless]
+        request, spot = known.request, self.world.spot
+        open_ = [need for need in needs if spot(known, need.flavour) not in self._hopeless]
         if not open_:
-            return self._hopeless[place, needs[0].flavour]
+            return self._hopeless[spot(known, needs[0].flavour)]
         ends_at = self._ends_at(request)
         view, mark = self.world.state.view(ends_at), self.world.state.mark()
-        behind = self._only_behind.get((place, open_[0].flavour)) if len(open_) == 1 else None
+        behind = self._only_behind.get(spot(known, open_[0].flavour)) if len(open_) == 1 else None
         if behind is not None and behind[0] == mark and behind[1] is view and not is_elastic(request):
             return self._behind(request, ends_at, open_[0])
         size, amounts = self._size(self._keep_apart(request), open_)
@@ -265,9 +285,9 @@ class Allocate:
             everything = self.world.state.view(ends_at, holds=False)
             found = self.world.find_among(size, amounts, everything, scarcity=False)
             if found is not None:
-                self._only_behind[place, found.need.flavour] = (mark, view)
+                self._only_behind[spot(known, found.need.flavour)] = (mark, view)
                 return self._behind(request, ends_at, found.need)
-        reasons = [self._no_place(request, need, sought=True) for need in open_]
+        reasons = [self._no_place(known, need, sought=True) for need in open_]
         return reasons[0]
 
     def _keep_apart(self, request: Request) -> Request:
@@ -285,26 +305,27 @@ class Allocate:
         nodes |= {member.node_id for place in placed for member in place.members}
         return replace(request, avoid=frozenset(nodes))
 
-    def _no_place(self, request: Request, need: Need, *, sought: bool = False) -> Reason | None:
+    def _no_place(self, known: Known, need: Need, *, sought: bool = False) -> Reason | None:
         """Why no place is free for a kind of request, promises aside; None where one is."""
-        key = (self.world.place_key(request), need.flavour)
-        known = self._hopeless.get(key)
-        if known is None:
+        spot = self.world.spot(known, need.flavour)
+        reason = self._hopeless.get(spot)
+        if reason is None:
+            request = known.request
             view = self.world.state.view(None, holds=False)
             if not sought:
                 # Nothing was booked since a place was seen for one of this sort: it is there still.
                 mark = self.world.state.mark()
-                if self._room_seen.get(key) == mark:
+                if self._room_seen.get(spot) == mark:
                     return None
                 if self.world.find(request, need, view) is not None:
-                    self._room_seen[key] = mark
+                    self._room_seen[spot] = mark
                     return None
             if self.round.explain:
-                known = place_reason(self.world.state, *smallest(request, need, self.world), self.policy)
+                reason = place_reason(self.world.state, *smallest(request, need, self.world), self.policy)
             else:
-                known = Reason("no_node_fits", {}, need.flavour)
-            self._hopeless[key] = known
-        return known
+                reason = Reason("no_node_fits", {}, need.flavour)
+            self._hopeless[spot] = reason
+        return reason
 
     def _size(self, request: Request, needs: Sequence[Need]) -> tuple[Request, Sequence[Need]]:
         """The request as large as quota and personal limit let an elastic one start."""
@@ -379,14 +400,11 @@ class Allocate:
     def _promises_left(self) -> bool:
         return len(self.round.reserves) < self.policy.max_reservations
 
-    def _promise_key(self, request: Request, need: Need) -> tuple[FitKey, str | None, int | None]:
-        duration = request.duration_ms if self.round.windows else None
-        return (self.world.place_key(request), need.flavour, duration)
-
-    def _promise(self, request: Request, need: Need) -> Reserve | None:
+    def _promise(self, known: Known, need: Need) -> Reserve | None:
         if need.flavour is None or not self._promises_left():
             return None
-        key = self._promise_key(request, need)
+        request = known.request
+        key = (self.world.spot(known, need.flavour), request.duration_ms if self.round.windows else None)
         if key in self._unpromised or not self.round.has_ends():
             return None
         opening = self._horizon().first_opening(request, need)
@@ -417,8 +435,6 @@ class Allocate:
         return Reason("behind", figures, need.flavour)
 
     def _strictly_ahead(self, request: Request) -> int | None:
-        if self.policy.queueing != "strict":
-            return None
         found = (self._first_blocked.get(flavour) for flavour in request.flavours)
         return next((one for one in found if one is not None), None)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from pool.engine.fit import Need, gpu_refusal, node_refusal
+from pool.engine.fit import Need
 from pool.engine.model import Estimate, Gpu, Member, Node, Policy, Request, Take
 from pool.engine.placement import find
 from pool.engine.state import PoolState
@@ -53,13 +53,49 @@ class Occupancy:
     """Beginnings of windows."""
     window_ends: set[int] = field(default_factory=set)
 
+    _ends: dict[int, Ends] = field(default_factory=dict)
+
     def add(self, one: Occupied) -> None:
         for member in one.members:
             self.by_node.setdefault(member.node_id, []).append((one, member))
+            self._ends.pop(member.node_id, None)
         if one.starts_at is not None:
             self.windows.append(one.starts_at)
             if one.ends_at is not None:
                 self.window_ends.add(one.ends_at)
+
+    def ends(self, node_id: int, floor: int) -> Ends:
+        """When what holds places on a node ends; kept until more does. ``floor`` must always be the same."""
+        found = self._ends.get(node_id)
+        if found is None:
+            found = self._ends[node_id] = Ends.of(self.by_node.get(node_id, ()), floor)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """``moments``: when something on a node ends; by card what is held until when, windows aside, and until when
+    anything of it is."""
+
+    moments: set[int]
+    takes: dict[int, list[tuple[int, Take]]]
+    last: dict[int, int]
+
+    @classmethod
+    def of(cls, held: Iterable[tuple[Occupied, Member]], floor: int) -> Ends:
+        moments: set[int] = set()
+        takes: dict[int, list[tuple[int, Take]]] = {}
+        last: dict[int, int] = {}
+        for one, member in held:
+            end = NEVER if one.ends_at is None else max(one.ends_at, floor)
+            moments.add(end)
+            if one.starts_at is not None:
+                continue
+            for take in member.takes:
+                takes.setdefault(take.gpu_id, []).append((end, take))
+                if end > last.get(take.gpu_id, floor):
+                    last[take.gpu_id] = end
+        return cls(moments, takes, last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,49 +194,34 @@ class Horizon:
         """The moments at which each node may have room for one member: when enough of its cards are free, and,
         where the host's CPU or memory counts, whenever more of it comes back; and the ends of windows."""
         found: list[tuple[int, Node]] = []
-        for node in _relevant(self.nodes, request, need):
-            ends, takes = _ends(node, self.occupancy, self.floor)
-            first = self.floor
-            if need.flavour is not None:
-                moments = sorted(
-                    moment
-                    for gpu in node.gpus
-                    if gpu_refusal(gpu, request, need.flavour) is None
-                    for moment in _card_openings(gpu, takes.get(gpu.id, ()), request, need, self.floor)
-                )
+        fleet, occupancy, floor = self.state.fleet, self.occupancy, self.floor
+        asks_host, windows = request.cpu_milli or request.memory_mib, occupancy.window_ends
+        cards = None if need.flavour is None else fleet.serving(request, need.flavour)
+        whole = request.shape == "whole"
+        for row in fleet.usable(request, need.flavour)[0]:
+            node = fleet.nodes[row]
+            ends, first = occupancy.ends(node.id, floor), floor
+            if cards is not None:
+                if len(cards[row]) < request.per_node and request.shape != "mig":
+                    continue
+                if whole:
+                    moments = [ends.last.get(gpu.id, floor) for gpu in cards[row]]
+                else:
+                    moments = [
+                        moment
+                        for gpu in cards[row]
+                        for moment in _card_openings(gpu, ends.takes.get(gpu.id, ()), request, need, floor)
+                    ]
                 if len(moments) < request.per_node:
                     continue
+                moments.sort()
                 first = moments[request.per_node - 1]
             if first < NEVER:
                 found.append((first, node))
-                asks_host = request.cpu_milli or request.memory_mib
-                again = ends if asks_host else ends & self.occupancy.window_ends
+                again = ends.moments if asks_host else ends.moments & windows if windows else ()
                 found += [(end, node) for end in sorted(again) if first < end < NEVER]
         found.sort(key=lambda row: (row[0], row[1].id))
         return found
-
-
-def _relevant(nodes: Sequence[Node], request: Request, need: Need) -> list[Node]:
-    return [
-        node
-        for node in nodes
-        if node_refusal(node, request) is None
-        and (need.flavour is None or any(gpu.flavour == need.flavour for gpu in node.gpus))
-    ]
-
-
-def _ends(node: Node, occupancy: Occupancy, floor: int) -> tuple[set[int], dict[int, list[tuple[int, Take]]]]:
-    """When what holds places on a node ends, and what is held of each card until when."""
-    ends: set[int] = set()
-    takes: dict[int, list[tuple[int, Take]]] = {}
-    for one, member in occupancy.by_node.get(node.id, ()):
-        end = NEVER if one.ends_at is None else max(one.ends_at, floor)
-        ends.add(end)
-        if one.starts_at is not None:
-            continue
-        for take in member.takes:
-            takes.setdefault(take.gpu_id, []).append((end, take))
-    return ends, takes
 
 
 def _card_openings(

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from pool.engine import consolidate, preempt, reclaim, relayout
 from pool.engine.allocate import MAINTENANCE, Allocate
@@ -36,7 +37,7 @@ from pool.engine.model import (
     Take,
     Waiting,
 )
-from pool.engine.order import Line, fair_shares
+from pool.engine.order import Line, Queues, fair_shares, queues_of
 from pool.engine.reasons import Reason, with_deadline
 from pool.engine.round import Blocked, Round
 from pool.engine.victims import Bench
@@ -80,7 +81,11 @@ def decide(
     behind a pending one of its kind that cannot start: they count towards the fair shares (for replays).
     """
     world = world if world is not None else World(snapshot)
-    pending = sorted(snapshot.pending, key=lambda request: request.id)
+    pending = sorted(snapshot.pending, key=attrgetter("id"))
+    walked = (
+        pending if only is None or policy.queueing == "strict" else [one for one in pending if one.id in only]
+    )
+    queues = queues_of(walked, snapshot.user_use if policy.user_decay else None, policy.class_weights)
     settled = _Settled()
     with world.what_if():
         shares = fair_shares(world.trees, pending, world.capacity, world.charge_first, world.shares, behind)
@@ -88,7 +93,7 @@ def decide(
             token = world.mark()
             round_ = Round(world, snapshot, policy, now, shares, explain=explain)
             _hold_fast(round_, settled, pending)
-            _play(round_, pending, only, withdraw=turn < ROUNDS - 1)
+            _play(round_, pending, queues, only, withdraw=turn < ROUNDS - 1)
             settled.evicts += round_.evicts
             settled.moves += round_.moves
             settled.spared = round_.spared
@@ -133,26 +138,23 @@ def _hold_fast(round_: Round, settled: _Settled, pending: Sequence[Request]) -> 
 def _play(
     round_: Round,
     pending: Sequence[Request],
+    queues: Queues,
     only: Collection[int] | None,
     *,
     withdraw: bool,
 ) -> None:
     world, policy = round_.world, round_.policy
     allocate = Allocate(round_)
-    strict = policy.queueing == "strict"
-    walked = pending if only is None or strict else [one for one in pending if one.id in only]
     _close_for_maintenance(round_)
     if only is not None:
         _hold_promises(round_, {request.id: request for request in pending}, only)
     line = Line(
-        walked,
+        queues,
         world.trees,
         round_.shares,
         world.charge_first,
         stuck=None if round_.explain else allocate.is_stuck,
         order=policy.order,
-        user_use=round_.snapshot.user_use if policy.user_decay else None,
-        class_weights=policy.class_weights,
     )
     for request in line:
         if only is None or request.id in only:

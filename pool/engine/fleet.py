@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from pool.engine.fit import node_refusal
+from pool.engine.fit import gpu_refusal, node_refusal
 from pool.engine.model import Gpu, Node, Request
 
 AMPLE: Final = 1 << 50
@@ -73,6 +73,7 @@ class Fleet:
         """Milliwatts that a card of each node may draw; 0 = not known."""
         self.capacities: dict[Hashable, Ints] = {}
         """Places for requests of one sort by node; kept by ``placement``."""
+        self._serving: dict[Hashable, list[list[Gpu]]] = {}
         self._eligible: dict[Hashable, Bools] = {}
         self._refusals: dict[Hashable, list[str | None]] = {}
         self._usable: dict[Hashable, tuple[list[int], dict[str, list[int]]]] = {}
@@ -109,7 +110,7 @@ class Fleet:
             request.shape == "cpu", request.site, request.min_driver, request.min_cuda,
             request.nvlink and request.per_node > 1, request.storage, request.fabric, request.min_fabric_gbps,
             request.domain_required if request.nodes > 1 else None, request.within,
-            () if request.stage_datasets else request.datasets,
+            () if request.stage_datasets else request.datasets, request.image,
         )  # fmt: skip
 
     def refusals(self, request: Request) -> list[str | None]:
@@ -134,6 +135,21 @@ class Fleet:
                 code = refusals[row]
                 (usable if code is None else refused.setdefault(code, [])).append(row)
             found = self._usable[key] = (usable, refused)
+        return found
+
+    def serving(self, request: Request, flavour: str) -> list[list[Gpu]]:
+        """By row: the cards of a flavour that could serve a request, in use or not. Do not write to it."""
+        key = (flavour, request.shape == "mig", request.min_gpu_mib)
+        found = self._serving.get(key)
+        if found is None:
+            found = self._serving[key] = [
+                [
+                    gpu
+                    for gpu in self.cards[self.first[row] : self.first[row + 1]]
+                    if gpu_refusal(gpu, request, flavour) is None
+                ]
+                for row in range(len(self.nodes))
+            ]
         return found
 
     def eligible(self, request: Request) -> Bools:

@@ -13,7 +13,8 @@ Source: BEHAVIOUR 5 (Order of departments, Fair share); cases_fairshare.json, ki
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pool.engine.model import Request
@@ -26,83 +27,115 @@ Key = tuple[Any, ...]
 Shares = Mapping[str, Mapping[NodeId, float]]
 
 
+Queues = Mapping[int, Sequence[Request]]
+
+
+def queues_of(
+    requests: Iterable[Request],
+    user_use: Mapping[int, int] | None = None,
+    class_weights: Mapping[str, int] | None = None,
+) -> dict[int, list[Request]]:
+    """The requests of each department, who comes first at the end."""
+    use, weights = user_use or {}, class_weights or {}
+    queues: dict[int, list[Request]] = {}
+    for request in requests:
+        queues.setdefault(request.department_id, []).append(request)
+    for queue in queues.values():
+        queue.sort(key=lambda request: within_department(request, use, weights), reverse=True)
+    return queues
+
+
+@dataclass(slots=True)
+class _Standing:
+    """Where asks of one amount by one department for one flavour stand. ``levels`` holds while the tree's ``moved``
+    of the branch is ``version``."""
+
+    tree: QuotaTree | None
+    flavour: str
+    amount: int
+    steps: tuple[NodeId, ...]
+    branch: NodeId
+    levels: Key
+    version: int = -1
+
+
 class Line:
     """The line of all requests. Iterating asks for the next one with the counters as they stand then.
 
-    ``trees`` are read live: booking a placed request moves its department, and its relatives, back.
-    ``shares`` are fixed for the cycle; ``charge`` says what a request takes of its first flavour. Requests
-    that are ``stuck`` when their turn in the department comes are left out.
+    ``queues``: as ``queues_of`` gives them. ``trees`` are read live: booking a placed request moves its department,
+    and its relatives, back. ``shares`` are fixed for the cycle; ``charge`` says what a request takes of its first
+    flavour. Requests that are ``stuck`` when their turn in the department comes are left out.
     """
 
     def __init__(
         self,
-        requests: Sequence[Request],
+        queues: Queues,
         trees: Mapping[str, QuotaTree],
         shares: Shares,
         charge: Callable[[Request], int],
         *,
         stuck: Callable[[Request], bool] | None = None,
         order: Literal["guarantee", "tournament"] = "guarantee",
-        user_use: Mapping[int, int] | None = None,
-        class_weights: Mapping[str, int] | None = None,
     ) -> None:
         self.trees, self.shares, self.charge, self.stuck = trees, shares, charge, stuck
         self._level = _reach_key if order == "tournament" else self._guarantee_key
-        self._levels: dict[tuple[str, int, int], tuple[int, Key]] = {}
-        use, weights = user_use or {}, class_weights or {}
-        queues: dict[int, list[Request]] = {}
-        for request in requests:
-            queues.setdefault(request.department_id, []).append(request)
-        for queue in queues.values():
-            queue.sort(key=lambda request: within_department(request, use, weights), reverse=True)
-        self.queues = queues
+        self._standings: dict[tuple[str, int, int], _Standing] = {}
+        self.queues = {department: list(queue) for department, queue in queues.items()}
 
     def __iter__(self) -> Iterator[Request]:
-        queues, key_of, version_of, stuck = self.queues, self.key, self._version, self.stuck
-        heap = [(key_of(queue[-1]), department) for department, queue in queues.items()]
-        versions = {department: version_of(queue[-1]) for department, queue in queues.items()}
+        queues, stuck, heads = self.queues, self.stuck, dict[int, _Standing]()
+        heap: list[tuple[Key, int, int, int]] = []
+        for department, queue in queues.items():
+            head = queue[-1]
+            heads[department] = standing = self._standing(head)
+            heap.append((self._levels(standing), head.queued_at, head.id, department))
         heapq.heapify(heap)
         while heap:
-            key, department = heap[0]
-            queue = queues[department]
-            version = version_of(queue[-1])
-            if version != versions[department]:
+            levels, _, _, department = heap[0]
+            queue, standing = queues[department], heads[department]
+            if standing.tree is not None and standing.tree.moved[standing.branch] != standing.version:
                 # Use only grows while the line is walked: a key that is stale is too small, never too large.
-                now = key_of(queue[-1])
-                versions[department] = version
-                if now > key:
-                    heapq.heapreplace(heap, (now, department))
+                now = self._levels(standing)
+                if now > levels:
+                    head = queue[-1]
+                    heapq.heapreplace(heap, (now, head.queued_at, head.id, department))
                     continue
             yield queue.pop()
             while stuck is not None and queue and stuck(queue[-1]):
                 queue.pop()
             if queue:
-                heapq.heapreplace(heap, (key_of(queue[-1]), department))
-                versions[department] = version_of(queue[-1])
+                head = queue[-1]
+                heads[department] = standing = self._standing(head)
+                heapq.heapreplace(heap, (self._levels(standing), head.queued_at, head.id, department))
             else:
                 heapq.heappop(heap)
 
-    def _version(self, request: Request) -> int:
-        """The version of the counters that a request's key rests on."""
-        tree = self.trees.get(request.flavours[0]) if request.flavours else None
-        return -1 if tree is None else tree.version
-
-    def key(self, request: Request) -> Key:
-        """Where a request stands among the heads of the departments: smaller is earlier."""
+    def _standing(self, request: Request) -> _Standing:
         flavour = request.flavours[0] if request.flavours else ""
+        kind = (flavour, request.department_id, self.charge(request))
+        found = self._standings.get(kind)
+        if found is None:
+            found = self._standings[kind] = self._stand(*kind)
+        return found
+
+    def _stand(self, flavour: str, department: int, amount: int) -> _Standing:
         tree = self.trees.get(flavour)
-        if tree is None or request.department_id not in tree.nodes:
-            return (((1, 0, 0.0),), request.queued_at, request.id)
-        amount = self.charge(request)
-        kind = (flavour, request.department_id, amount)
-        known = self._levels.get(kind)
-        if known is None or known[0] != tree.version:
-            path = tree.path(request.department_id)
-            # The one root is the same for all.
-            steps = path[:-1] if len(tree.roots) == 1 and len(path) > 1 else path
-            levels = tuple([self._level(tree, flavour, step, amount) for step in reversed(steps)])
-            known = self._levels[kind] = (tree.version, levels)
-        return (known[1], request.queued_at, request.id)
+        if tree is None or department not in tree.nodes:
+            return _Standing(None, flavour, amount, (), department, (1, 0, 0.0))
+        path = tree.path(department)
+        # The one root is the same for all.
+        steps = path[:-1] if len(tree.roots) == 1 and len(path) > 1 else path
+        return _Standing(tree, flavour, amount, tuple(reversed(steps)), tree.branch(department), ())
+
+    def _levels(self, standing: _Standing) -> Key:
+        """What decides before age: for each level from the root down three numbers, smaller is earlier."""
+        tree = standing.tree
+        if tree is not None and tree.moved[standing.branch] != standing.version:
+            levels: list[Any] = []
+            for step in standing.steps:
+                levels += self._level(tree, standing.flavour, step, standing.amount)
+            standing.levels, standing.version = tuple(levels), tree.moved[standing.branch]
+        return standing.levels
 
     def _guarantee_key(self, tree: QuotaTree, flavour: str, step: NodeId, amount: int) -> Key:
         used, guarantee = tree.counters[step].total + amount, tree.guarantee(step)
@@ -150,7 +183,9 @@ def fair_shares(
     the same limits, used where nothing else changed and brought up to date. ``behind``: what others wait for beside
     the requests.
     """
-    waiting: dict[str, dict[NodeId, int]] = {code: dict(asked) for code, asked in (behind or {}).items()}
+    waiting: dict[str, dict[NodeId, int]] = {}
+    for code, beyond in (behind or {}).items():
+        waiting[code] = {department: amount for department, amount in beyond.items() if amount}
     for request in requests:
         if request.flavours:
             by_department = waiting.setdefault(request.flavours[0], {})

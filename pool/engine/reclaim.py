@@ -31,7 +31,9 @@ from pool.engine.world import smallest
 from quotas.engine.ids import NodeId
 from quotas.engine.tree import QuotaTree
 
-Kind = tuple[Any, ...]
+Kind = tuple[int, int, tuple[int, ...]]
+"""What decides whether room can be made: where and for whom (``Known.kind``), priority, by whom it was displaced. One
+that failed fails for all of its kind."""
 CARD = 1000
 """Milli-GPU of a whole card."""
 EXPECTED = 1.0
@@ -45,12 +47,36 @@ def run(round_: Round, bench: Bench, *, withdraw: bool) -> None:
     plan stay."""
     if not round_.policy.reclaim and not round_.policy.rebalance:
         return
-    patience = Patience(round_)
-    for_each_kind(
-        round_,
-        lambda *asked: reclaim(round_, bench, *asked, withdraw=withdraw),
-        may=lambda request, need: not patience.lasts(request, need),
-    )
+    patience, claims = Patience(round_), Claims(round_)
+
+    def make_room(blocked: Blocked, request: Request, need: Need) -> bool:
+        return claims.may(request, need) and reclaim(round_, bench, blocked, request, need, withdraw=withdraw)
+
+    for_each_kind(round_, make_room, may=lambda request, need: not patience.lasts(request, need))
+
+
+class Claims:
+    """Whether there is any claim at all: the largest ask with which some branch of a department would stay within its
+    guarantee, kept while the counters stand. Most who wait have none, and are done with."""
+
+    def __init__(self, round_: Round) -> None:
+        self.round = round_
+        self._known: dict[tuple[str, int], tuple[int, int]] = {}
+
+    def may(self, request: Request, need: Need) -> bool:
+        """Never False where ``Claim.of`` finds a claim."""
+        tree = self.round.world.trees.get(need.flavour or "")
+        if self.round.policy.rebalance or tree is None or request.department_id not in tree.nodes:
+            return True
+        key = (need.flavour or "", request.department_id)
+        version = tree.moved[tree.branch(request.department_id)]
+        known = self._known.get(key)
+        if known is None or known[0] != version:
+            path = tree.path(request.department_id)
+            sides = path if len(tree.roots) > 1 else path[:-1]
+            most = max((tree.guarantee(side) - tree.counters[side].total for side in sides), default=-1)
+            known = self._known[key] = (version, most)
+        return need.charge_milli <= known[1]
 
 
 class Patience:
@@ -90,19 +116,24 @@ def for_each_kind(
     not, it is not tried again for the same kind.
     """
     hopeless: set[Kind] = set()
+    now, keeps, world, done = round_.now, round_.keeps, round_.world, exhausted(round_)
     for blocked in round_.blocked:
-        request, need = blocked.request, blocked.lacks
-        if need is None or request.id in round_.keeps or not may_displace(request, round_.now):
+        need = blocked.lacks
+        if need is None:
             continue
-        if exhausted(round_):
+        request = blocked.request
+        if request.id in keeps or not may_displace(request, now):
+            continue
+        if done:
             return
         if not may(request, need):
             continue
         kind = kind_of(round_, request)
         if kind in hopeless:
             continue
-        if not make_room(blocked, *smallest(request, need, round_.world)):
+        if not make_room(blocked, *smallest(request, need, world)):
             hopeless.add(kind)
+        done = exhausted(round_)
 
 
 def exhausted(round_: Round) -> bool:
@@ -112,14 +143,8 @@ def exhausted(round_: Round) -> bool:
 
 
 def kind_of(round_: Round, request: Request) -> Kind:
-    """What decides whether room can be made: one that failed fails for all of its kind."""
-    return (
-        request.department_id,
-        round_.world.fit_key(request),
-        request.interruptible,
-        request.priority,
-        request.displaced_by,
-    )
+    """The kind of a request."""
+    return (round_.world.known(request).kind, request.priority, request.displaced_by)
 
 
 def reclaim(

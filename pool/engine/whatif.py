@@ -59,10 +59,10 @@ def place_check(
         )
     free_now = any(check.members is not None for check in checks)
     if not in_line:
-        return Check(free_now, free_now, tuple(checks), options.refusal, None)
-    plan = decide(replace(snapshot, pending=(*snapshot.pending, request)), policy, now)
+        return Check(free_now, free_now, tuple(checks), options.why(), None)
+    plan = decide(replace(snapshot, pending=(*snapshot.pending, request)), policy, now, world=world)
     waiting = _waiting_of(plan, request.id)
-    return Check(free_now, waiting is None, tuple(checks), options.refusal, waiting)
+    return Check(free_now, waiting is None, tuple(checks), options.why(), waiting)
 
 
 def _admission(world: World, request: Request, need: Need) -> Admission | None:

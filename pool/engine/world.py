@@ -36,13 +36,16 @@ KEEP_KNOWN = 1000
 
 
 @dataclass(slots=True)
-class _Known:
-    """What was worked out for a request; it never changes."""
+class Known:
+    """What was worked out for a request; it never changes. ``kind``: the number of its department and all that
+    decides where it fits and what it is charged for; ``spots``: a number for ``place`` and each flavour."""
 
     request: Request
     key: FitKey
     place: FitKey
+    kind: int
     needs: dict[str, Need | None] = field(default_factory=dict)
+    spots: dict[str | None, int] = field(default_factory=dict)
     charge: int | None = None
 
 
@@ -73,7 +76,7 @@ class World:
         for one in running:
             self._index(one)
         self._booked: list[tuple[str, int, int, bool]] = []
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, Known] = {}
         self._numbers: dict[Hashable, int] = {}
         self._rooms: dict[tuple[str, int, bool], tuple[int, int]] = {}
         self.shares: dict[str, tuple[Hashable, dict[NodeId, float]]] = {}
@@ -194,36 +197,47 @@ class World:
 
     # Requests
 
-    def fit_key(self, request: Request) -> FitKey:
-        """All that decides where a request fits: requests of equal keys fit in equal places."""
-        return self._of(request).key
-
-    def place_key(self, request: Request) -> FitKey:
-        """All that decides where a request fits on one flavour, whichever others it accepts."""
-        return self._of(request).place
-
-    def need(self, request: Request, flavour: str) -> Need | None:
-        """What a request takes of a flavour; None where the flavour can never serve it."""
-        needs = self._of(request).needs
-        if flavour not in needs:
-            needs[flavour] = self._need(request, flavour)
-        return needs[flavour]
-
-    def charge_first(self, request: Request) -> int:
-        """What a request would be charged of the first flavour it accepts; 0 where that cannot serve it."""
-        known = self._of(request)
-        if known.charge is None:
-            need = self.need(request, request.flavours[0]) if request.flavours else None
-            known.charge = need.charge_milli if need is not None else 0
-        return known.charge
-
-    def _of(self, request: Request) -> _Known:
+    def known(self, request: Request) -> Known:
+        """What was worked out for a request, kept as long as it is the same."""
         known = self._known.get(request.id)
         if known is None or known.request is not request:
             place = _place_key(request)
             key = self._number((request.flavours, place))
-            known = self._known[request.id] = _Known(request, key, self._number(place))
+            kind = self._number((request.department_id, key, request.interruptible))
+            known = self._known[request.id] = Known(request, key, self._number(place), kind)
         return known
+
+    def fit_key(self, request: Request) -> FitKey:
+        """All that decides where a request fits: requests of equal keys fit in equal places."""
+        return self.known(request).key
+
+    def spot(self, known: Known, flavour: str | None) -> int:
+        """The number of all that decides where a request fits on one flavour, whichever others it accepts."""
+        found = known.spots.get(flavour)
+        if found is None:
+            found = known.spots[flavour] = self._number((known.place, flavour))
+        return found
+
+    def need(self, request: Request, flavour: str) -> Need | None:
+        """What a request takes of a flavour; None where the flavour can never serve it."""
+        return self.need_of(self.known(request), flavour)
+
+    def need_of(self, known: Known, flavour: str) -> Need | None:
+        """The same of one that is known."""
+        needs = known.needs
+        if flavour not in needs:
+            needs[flavour] = self._need(known.request, flavour)
+        return needs[flavour]
+
+    def charge_first(self, request: Request) -> int:
+        """What a request would be charged of the first flavour it accepts; 0 where that cannot serve it."""
+        known = self._known.get(request.id)
+        if known is None or known.request is not request:
+            known = self.known(request)
+        if known.charge is None:
+            need = self.need_of(known, request.flavours[0]) if request.flavours else None
+            known.charge = need.charge_milli if need is not None else 0
+        return known.charge
 
     def _number(self, key: Hashable) -> FitKey:
         return self._numbers.setdefault(key, len(self._numbers))
@@ -364,6 +378,11 @@ class World:
 
     def fits_quota(self, request: Request, need: Need) -> bool:
         """Whether a request may be charged now on all its trees."""
+        if not self.host_trees:
+            if need.flavour is None or need.charge_milli <= 0:
+                return True
+            room = self.room(request.department_id, need.flavour, interruptible=request.interruptible)
+            return room is None or need.charge_milli <= room
         for code, amount in self.charges(request, need):
             room = self.room(request.department_id, code, interruptible=request.interruptible)
             if room is not None and amount > 0 and amount > room:
@@ -455,6 +474,7 @@ def _place_key(request: Request) -> tuple[object, ...]:
         request.storage,
         request.datasets,
         request.stage_datasets,
+        request.image,
         request.spread,
         request.within,
         tuple((part.flavours, _place_key(part)) for part in request.parts),

@@ -91,6 +91,10 @@ class QuotaTree:
         self._derive_limits()
         self.version = 0
         """Grows with every booking: what was worked out from the counters holds while it stands."""
+        self.moved: dict[NodeId, int] = dict.fromkeys(
+            [*self.roots, *(child for root in self.roots for child in self.children[root])], 0
+        )
+        """The version of the last booking by branch (see ``branch``)."""
         self.counters: dict[NodeId, Counters] = {
             n.id: Counters(n.charged, n.total, n.total_noninterruptible) for n in self.nodes.values()
         }
@@ -107,11 +111,14 @@ class QuotaTree:
 
     def _derive_limits(self) -> None:
         for node_id in self.post_order:
-            node, below = self.nodes[node_id], self.children[node_id]
-            promised = sum(self._guarantees[child] for child in below)
-            self.own[node_id] = (node.guarantee or 0) - promised if node.own is None else node.own
-            self._guarantees[node_id] = self.own[node_id] + promised
-            self.subtree[node_id] = self.own[node_id] + sum(self.subtree[c] - self.kept[c] for c in below)
+            node = self.nodes[node_id]
+            promised = lent = 0
+            for child in self.children[node_id]:
+                promised += self._guarantees[child]
+                lent += self.subtree[child] - self.kept[child]
+            self.own[node_id] = own = (node.guarantee or 0) - promised if node.own is None else node.own
+            self._guarantees[node_id] = own + promised
+            self.subtree[node_id] = own + lent
             lend = node.lend_limit
             self.kept[node_id] = 0 if lend is None else max(0, self.subtree[node_id] - lend)
 
@@ -135,14 +142,27 @@ class QuotaTree:
         self._paths[node_id] = found
         return found
 
+    def branch(self, node_id: NodeId) -> NodeId:
+        """The branch that a node stands on: the child of the one root, where there is one, else its root. While
+        ``moved`` of it stands, so do the counters of the node and of all above it but that one root's."""
+        path = self.path(node_id)
+        return path[-2] if len(self.roots) == 1 and len(path) > 1 else path[-1]
+
+    def _move(self, path: list[NodeId]) -> None:
+        self.version += 1
+        self.moved[path[-1]] = self.version
+        if len(path) > 1:
+            self.moved[path[-2]] = self.version
+
     def add(self, node_id: NodeId, amount: int, *, interruptible: bool = True) -> None:
         """Book ``amount`` ≥ 0 of use at a node; what exceeds a node's kept part is charged to its parent
         too.
         """
         _check_amount(amount)
-        self.version += 1
+        path = self.path(node_id)
+        self._move(path)
         rising = amount
-        for step in self.path(node_id):
+        for step in path:
             counters = self.counters[step]
             counters.total += amount
             if not interruptible:
@@ -161,7 +181,7 @@ class QuotaTree:
             counters = self.counters[step]
             if counters.total < amount or (not interruptible and counters.total_noninterruptible < amount):
                 raise TreeError(f"node {step!r} has less use than {amount}")
-        self.version += 1
+        self._move(path)
         falling = amount
         for step in path:
             counters = self.counters[step]
@@ -177,11 +197,14 @@ class QuotaTree:
         otherwise.
         """
         self.version += 1
+        self.moved = dict.fromkeys(self.moved, self.version)
         for node_id in self.post_order:
-            below = self.children[node_id]
-            direct = self.counters[node_id].total - sum(self.counters[child].total for child in below)
-            risen = sum(max(0, self.counters[child].charged - self.kept[child]) for child in below)
-            self.counters[node_id].charged = direct + risen
+            counters = self.counters[node_id]
+            charged = counters.total
+            for child in self.children[node_id]:
+                below = self.counters[child]
+                charged += max(0, below.charged - self.kept[child]) - below.total
+            counters.charged = charged
 
     def snapshot(self) -> tuple[QuotaNode, ...]:
         """The nodes with the counters as they stand, in the order given to the constructor."""
@@ -200,12 +223,8 @@ class QuotaTree:
         twin = QuotaTree.__new__(QuotaTree)
         twin.nodes, twin.children, twin.roots = self.nodes, self.children, self.roots
         twin.post_order, twin.own, twin.subtree = self.post_order, self.own, self.subtree
-        twin.version, twin.kept, twin._guarantees, twin._paths = (
-            self.version,
-            self.kept,
-            self._guarantees,
-            self._paths,
-        )
+        twin.version, twin.moved = self.version, dict(self.moved)
+        twin.kept, twin._guarantees, twin._paths = self.kept, self._guarantees, self._paths
         twin.counters = {
             node_id: Counters(c.charged, c.total, c.total_noninterruptible)
             for node_id, c in self.counters.items()

@@ -56,10 +56,10 @@ def crowd(snapshot: Snapshot) -> Snapshot:
 
 
 def told(plan: Plan) -> list[tuple[Any, ...]]:
-    """All of a plan but the figures of reasons: those of a sort are as of when its first was judged."""
+    """All of a plan but the reasons: those of a sort are what its first was told, of the flavour that it was judged
+    on; judged by itself, one in a strict queue waits for that first one."""
     waiting = [
-        (one.request_id, one.flavour, one.position, one.of, one.ahead, one.estimate, one.reserved)
-        for one in plan.waiting
+        (one.request_id, one.position, one.of, one.ahead, one.estimate, one.reserved) for one in plan.waiting
     ]
     return [plan.ops, plan.spared, *waiting]
 
