@@ -67,8 +67,17 @@ function zoned(figure, zone) {
   const iso = /^\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)$/;
   const form = new Intl.DateTimeFormat('sv-SE', { timeZone: zone, dateStyle: 'short', timeStyle: 'medium' });
   const shift = (v) => (typeof v === 'string' && iso.test(v) ? form.format(new Date(v)) : v);
-  return { ...figure, data: figure.data.map((t) => (Array.isArray(t.x) ? { ...t, x: t.x.map(shift) } : t)),
+  return { ...figure, data: figure.data.map((t) => (Array.isArray(t.x) ? cutBack({ ...t, x: t.x.map(shift) }, t.x) : t)),
     layout: figure.layout?.xaxis?.range ? merge(figure.layout, { xaxis: { range: figure.layout.xaxis.range.map(shift) } }) : figure.layout };
+}
+
+/** When clocks go back an hour of the wall comes twice: a line is cut there instead of being drawn backwards. */
+function cutBack(trace, moments) {
+  const { x, y } = trace;
+  const cut = new Set([...x.keys()].filter((i) => i && x[i] <= x[i - 1] && Date.parse(moments[i]) > Date.parse(moments[i - 1])));
+  if (!cut.size || !Array.isArray(y) || trace.type === 'bar') return trace;
+  const spread = (values, at) => values.flatMap((v, i) => (cut.has(i) ? [at(i), v] : [v]));
+  return { ...trace, x: spread(x, (i) => x[i - 1]), y: spread(y, () => null) };
 }
 
 const isEmpty = (figure) => !figure.data?.length || figure.data.every((t) => !(t.y ?? t.z ?? t.values ?? t.x)?.length);
