@@ -16,6 +16,8 @@ PAGES = [
     ("pool_admin", "/nodes/import/"),
     ("pool_admin", "/nodes/enrol/"),
     ("pool_admin", "/wall/"),
+    ("pool_admin", "/sources/"),
+    ("pool_admin", "/sources/new/"),
     ("pool_admin", "/people/"),
     ("pool_admin", "/people/new/"),
     ("pool_admin", "/roles/"),
