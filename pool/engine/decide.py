@@ -37,7 +37,7 @@ from pool.engine.model import (
     Take,
     Waiting,
 )
-from pool.engine.order import Line, Queues, fair_shares, queues_of
+from pool.engine.order import Line, Queues, Standings, fair_shares, queues_of
 from pool.engine.reasons import Reason, with_deadline
 from pool.engine.round import Blocked, Round
 from pool.engine.victims import Bench
@@ -86,14 +86,14 @@ def decide(
         pending if only is None or policy.queueing == "strict" else [one for one in pending if one.id in only]
     )
     queues = queues_of(walked, snapshot.user_use if policy.user_decay else None, policy.class_weights)
-    settled = _Settled()
+    settled, standings = _Settled(), Standings()
     with world.what_if():
         shares = fair_shares(world.trees, pending, world.capacity, world.charge_first, world.shares, behind)
         for turn in range(ROUNDS):
             token = world.mark()
             round_ = Round(world, snapshot, policy, now, shares, explain=explain)
             _hold_fast(round_, settled, pending)
-            _play(round_, pending, queues, only, withdraw=turn < ROUNDS - 1)
+            _play(round_, pending, queues, standings, only, withdraw=turn < ROUNDS - 1)
             settled.evicts += round_.evicts
             settled.moves += round_.moves
             settled.spared = round_.spared
@@ -139,6 +139,7 @@ def _play(
     round_: Round,
     pending: Sequence[Request],
     queues: Queues,
+    standings: Standings,
     only: Collection[int] | None,
     *,
     withdraw: bool,
@@ -155,6 +156,7 @@ def _play(
         world.charge_first,
         stuck=None if round_.explain else allocate.is_stuck,
         order=policy.order,
+        standings=standings,
     )
     for request in line:
         if only is None or request.id in only:

@@ -59,12 +59,17 @@ class _Standing:
     version: int = -1
 
 
+Standings = dict[tuple[str, int, int], _Standing]
+"""By flavour, department and amount."""
+
+
 class Line:
     """The line of all requests. Iterating asks for the next one with the counters as they stand then.
 
     ``queues``: as ``queues_of`` gives them. ``trees`` are read live: booking a placed request moves its department,
     and its relatives, back. ``shares`` are fixed for the cycle; ``charge`` says what a request takes of its first
-    flavour. Requests that are ``stuck`` when their turn in the department comes are left out.
+    flavour. Requests that are ``stuck`` when their turn in the department comes are left out. ``standings``: kept
+    by who walks the same trees, with the same shares, more than once.
     """
 
     def __init__(
@@ -76,10 +81,11 @@ class Line:
         *,
         stuck: Callable[[Request], bool] | None = None,
         order: Literal["guarantee", "tournament"] = "guarantee",
+        standings: Standings | None = None,
     ) -> None:
         self.trees, self.shares, self.charge, self.stuck = trees, shares, charge, stuck
         self._level = _reach_key if order == "tournament" else self._guarantee_key
-        self._standings: dict[tuple[str, int, int], _Standing] = {}
+        self._standings: Standings = {} if standings is None else standings
         self.queues = {department: list(queue) for department, queue in queues.items()}
 
     def __iter__(self) -> Iterator[Request]:
