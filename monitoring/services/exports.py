@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -44,6 +45,9 @@ DEAD = timedelta(minutes=5)
 """Without a sign of life for so long, a job's worker is taken for dead."""
 
 STEP = 2000
+BEAT_S = 1.0
+"""Rows between two looks at the clock, and seconds between two signs of life: each opens a connection of its own."""
+
 KINDS = {"lines_people": "csv", "lines_machines": "csv", "lines_xlsx": "xlsx", "focus": "csv"}
 
 
@@ -204,9 +208,11 @@ def _csv(job: ExportJob, lines: Lines, told: Told) -> Iterable[bytes]:
 
 def _counted(job: ExportJob) -> Told:
     def told(rows: Iterable[Any]) -> Iterator[Any]:
+        last = time.monotonic()
         for number, row in enumerate(rows, start=1):
             yield row
-            if number % STEP == 0:
+            if number % STEP == 0 and (at := time.monotonic()) - last >= BEAT_S:
+                last = at
                 _beat(job, number, None)
 
     return told

@@ -37,6 +37,34 @@ def difference(value: int | None, kind: str) -> str:
     return f"{'+' if value > 0 else MINUS}{size}" if value else size
 
 
+BARS = 8
+"""Groups drawn as bars; the table has all."""
+
+
+def group_bars(table: tables.Table) -> list[dict[str, Any]]:
+    """The largest groups by the table's first figure that adds up, each with what filters by it; [] where there is
+    nothing to choose between.
+    """
+    place = next((i for i, column in enumerate(table.columns) if column.sums), None)
+    if place is None:
+        return []
+    found = [(row, params) for row, params in table.linked if params and (row[place] or 0) > 0]
+    found.sort(key=lambda item: -item[0][place])
+    if len(found) < 2:
+        return []
+    top, kind = found[0][0][place], table.columns[place].kind
+    return [
+        {
+            "label": row[0],
+            "params": params,
+            "share": f"{100 * row[place] / top:.2f}",
+            "text": shown(row[place], kind),
+            "measure": table.columns[place].label,
+        }
+        for row, params in found[:BARS]
+    ]
+
+
 def part_rows(parts: Iterable[tuple[str, int, str]]) -> list[dict[str, Any]]:
     """(label, GPU-milliseconds, tone) as the bar of parts takes them: with hours and percent of the whole."""
     rows = list(parts)

@@ -23,7 +23,7 @@ from monitoring.selectors.reports.kinds import KINDS, kind_of
 from monitoring.selectors.reports.period import DAYS
 from monitoring.selectors.reports.runs import run_for
 from monitoring.services.report_runs import clean_params, may_read, report_forget, report_run, report_save
-from monitoring.web.report_figures import part_rows
+from monitoring.web.report_figures import group_bars, part_rows
 from monitoring.web.report_files import file_of
 from monitoring.web.report_look import LOOK, Look
 from portal.accounts.middleware import policy_of_request
@@ -107,6 +107,7 @@ def report(request: HttpRequest, code: str) -> HttpResponse:
         "spans": [(code_, _("last %(n)s days") % {"n": n}) for code_, n in DAYS.items()],
         "chips": _chips(ask),
         "parts": part_rows(content.parts),
+        "bars": group_bars(main),
         "zone": billing_zone().key,
         "every": [(value, label) for value, label in SavedReport.Every.choices],
         "may_share": bool(ask.policy.reads_money),

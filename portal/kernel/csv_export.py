@@ -18,6 +18,9 @@ from typing import Any
 from django.http import HttpResponse
 
 BOM = "\ufeff"
+CHUNK = 32_768
+"""Characters that are handed on at once, about."""
+
 FORMULA_SIGNS = "=+-@\t\r\n＝＋－＠"
 _NUMBER = re.compile(r"^[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?$")
 
@@ -45,13 +48,17 @@ def _plain(value: Any) -> Any:
 
 
 def _lines(rows: Iterable[Sequence[Any]]) -> Iterator[str]:
+    """Some lines at a time."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\r\n")
     for row in rows:
         writer.writerow(row)
+        if buffer.tell() > CHUNK:
+            yield buffer.getvalue()
+            buffer.seek(0)
+            buffer.truncate()
+    if buffer.tell():
         yield buffer.getvalue()
-        buffer.seek(0)
-        buffer.truncate()
 
 
 def people_csv(
@@ -68,7 +75,9 @@ def people_csv(
 def machine_csv(*, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[bytes]:
     """Lines of a CSV for programs: UTF-8, no mark, head first, values as they are."""
     yield from (line.encode() for line in _lines([list(columns)]))
-    yield from (line.encode() for line in _lines([_plain(v) for v in row] for row in rows))
+    yield from (
+        line.encode() for line in _lines([v if type(v) is str else _plain(v) for v in row] for row in rows)
+    )
 
 
 def csv_response(filename: str, chunks: Iterable[bytes]) -> HttpResponse:

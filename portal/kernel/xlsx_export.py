@@ -1,23 +1,31 @@
 """XLSX files for people: a first sheet that says what the file is, then one formatted sheet per table.
 
-Written row by row (constant memory). Text is never taken for a formula or a link. Totals are formulas over the rows,
-with the value beside them, so that a reader without a calculator sees the same figure. The same input gives the same
-bytes: the only time in the file is the one that is passed in.
+Written row by row (constant memory): heads, formats and totals by XlsxWriter, the rows between them as XML that is put
+into its sheets, which takes a quarter of the time. Text is never taken for a formula or a link. Totals are formulas
+over the rows, with the value beside them, so that a reader without a calculator sees the same figure. The same
+input gives the same bytes: the only time in the file is the one that is passed in.
 """
 
 from __future__ import annotations
 
+import contextlib
+import html
 import io
 import re
+import shutil
+import tempfile
+import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from typing import Any, BinaryIO
+from functools import lru_cache
+from typing import IO, Any, BinaryIO
 
 import xlsxwriter
 from xlsxwriter.utility import xl_col_to_name, xl_rowcol_to_cell
 
 from portal.kernel import tables
 from portal.kernel.tables import COUNT, GPUS, HOURS, MONEY, PERCENT, SECONDS, TEXT, Table
+from portal.kernel.units import MICRO
 
 FORMATS = {
     TEXT: "@",
@@ -29,8 +37,12 @@ FORMATS = {
     SECONDS: "#,##0",
 }
 WIDTHS = {TEXT: 30, HOURS: 16, MONEY: 18, PERCENT: 10, COUNT: 12, GPUS: 12, SECONDS: 14}
+LEVEL = 4
+"""How hard the file is packed: half the time of the usual level for a tenth more bytes."""
+
 ROWS_AT_MOST = 1_048_576 - 2
 _ILLEGAL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+_CODED = re.compile(r"_(?=x[0-9A-Fa-f]{4}_)")
 _SHEET = re.compile(r"[\[\]:*?/\\]")
 
 
@@ -58,8 +70,9 @@ def xlsx_write(
     progress: Callable[[int], None] | None = None,
 ) -> None:
     """Write the file; rows may come one by one. ValueError for more of them than a sheet holds."""
+    frame = io.BytesIO()
     book = xlsxwriter.Workbook(
-        target,
+        frame,
         {
             "constant_memory": True,
             "strings_to_formulas": False,
@@ -70,9 +83,32 @@ def xlsx_write(
     book.set_properties({"created": made_at.replace(tzinfo=None, microsecond=0)})
     _about(book, about, words["about"])
     names: set[str] = {words["about"].lower()}
-    for table in found:
-        _sheet(book, table, _free_name(table.title, names), words, progress)
-    book.close()
+    with contextlib.ExitStack() as files:
+        rows: dict[str, IO[bytes]] = {}
+        for number, table in enumerate(found, start=2):  # the first sheet says what the file is
+            part = files.enter_context(tempfile.TemporaryFile())
+            if _sheet(book, table, _free_name(table.title, names), words, progress, part):
+                rows[f"xl/worksheets/sheet{number}.xml"] = part
+        book.close()
+        _join(frame, rows, target)
+
+
+def _join(frame: io.BytesIO, rows: dict[str, IO[bytes]], target: BinaryIO) -> None:
+    """The workbook with the rows in their sheets, after the head."""
+    with zipfile.ZipFile(frame) as source, zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as out:
+        for entry in source.infolist():
+            content = source.read(entry)
+            info = zipfile.ZipInfo(entry.filename, entry.date_time)
+            info.compress_type, info.external_attr = zipfile.ZIP_DEFLATED, entry.external_attr
+            info._compresslevel = LEVEL  # type: ignore[attr-defined]
+            with out.open(info, "w", force_zip64=entry.filename in rows) as file:
+                if part := rows.get(entry.filename):
+                    head = content.index(b"</row>") + len(b"</row>")
+                    file.write(content[:head])
+                    part.seek(0)
+                    shutil.copyfileobj(part, file, 1 << 20)
+                    content = content[head:]
+                file.write(content)
 
 
 def _free_name(title: str, names: set[str]) -> str:
@@ -100,8 +136,14 @@ def _about(book: Any, about: Iterable[tuple[Any, Any]], title: str) -> None:
 
 
 def _sheet(
-    book: Any, table: Table, name: str, words: dict[str, str], progress: Callable[[int], None] | None
-) -> None:
+    book: Any,
+    table: Table,
+    name: str,
+    words: dict[str, str],
+    progress: Callable[[int], None] | None,
+    part: IO[bytes],
+) -> int:
+    """The sheet without its rows, which go to `part` as XML; returns their number."""
     sheet = book.add_worksheet(name)
     head = book.add_format(
         {"bold": True, "bg_color": "#EEF1F5", "bottom": 1, "text_wrap": True, "valign": "top"}
@@ -123,32 +165,60 @@ def _sheet(
     for place, label in enumerate(heads):
         sheet.write_string(0, place, text(label), head)
     sheet.freeze_panes(1, 1)
+    cells = [
+        (column, _cell(kind, is_ms, xl_col_to_name(place), formats[kind]._get_xf_index()))
+        for place, (kind, column, is_ms) in enumerate(kinds)
+    ]
+    sums = [place for place, column in enumerate(table.columns) if column.sums]
     last = 0
     total: list[Any] = [0 if column.sums else None for column in table.columns]
     for last, row in enumerate(table.rows, start=1):
         if last > ROWS_AT_MOST:
             raise ValueError("more rows than a sheet holds")
-        for place, (kind, column, is_ms) in enumerate(kinds):
-            _cell(sheet, last, place, row[column], kind, is_ms, formats[kind])
-        for place, value in enumerate(row):
-            if total[place] is not None and value is not None:
-                total[place] += value
+        at = str(last + 1)
+        found = "".join([write(at, row[column]) for column, write in cells if row[column] is not None])
+        part.write(f'<row r="{at}">{found}</row>'.encode())
+        for place in sums:
+            if row[place] is not None:
+                total[place] += row[place]
         if progress is not None and last % 2000 == 0:
             progress(last)
     if last:
         sheet.autofilter(0, 0, last, len(kinds) - 1)
         _totals(sheet, total, kinds, last, totals, words["total"])
+    return last
 
 
-def _cell(sheet: Any, row: int, place: int, value: Any, kind: str, is_ms: bool, fmt: Any) -> None:
-    if value is None:
-        return
-    if is_ms or kind in (COUNT, SECONDS):
-        sheet.write_number(row, place, value, fmt)
-    elif kind == TEXT:
-        sheet.write_string(row, place, text(value), fmt)
-    else:
-        sheet.write_number(row, place, float(tables.plain(value, kind)), fmt)
+def _cell(kind: str, is_ms: bool, column: str, style: int) -> Callable[[str, Any], str]:
+    """What writes a value of a column as a cell of a row."""
+    if kind == TEXT:
+        begin, end = f'" s="{style}" t="inlineStr"><is><t xml:space="preserve">', "</t></is></c>"
+        return lambda at, value: f'<c r="{column}{at}{begin}{_escaped(str(value))}{end}'
+    number: Callable[[Any], str] = {HOURS: _hours, MONEY: _money}.get(kind) or (
+        lambda value: str(tables.plain(value, kind))
+    )
+    if is_ms:
+        number = str
+    return lambda at, value: f'<c r="{column}{at}" s="{style}"><v>{number(value)}</v></c>'
+
+
+@lru_cache(maxsize=16_384)
+def _escaped(value: str) -> str:
+    """Text as XML; what looks like a coded character of this format is none."""
+    return html.escape(_CODED.sub("_x005F_", text(value)), quote=False)
+
+
+def _money(micro: int) -> str:
+    whole, rest = divmod(abs(micro), MICRO)
+    return f"{'-' if micro < 0 else ''}{whole}.{rest:06d}"
+
+
+def _hours(gpu_ms: int) -> str:
+    """GPU-hours to six decimals, as `tables.plain` rounds: half to even."""
+    micro, rest = divmod(abs(gpu_ms) * 5, 18)
+    if rest > 9 or (rest == 9 and micro % 2):
+        micro += 1
+    return _money(-micro if gpu_ms < 0 else micro)
 
 
 def _totals(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, date, datetime
-from decimal import ROUND_HALF_UP, Decimal
+from functools import lru_cache
 from typing import Any
 
 from django.conf import settings
 
-from portal.kernel.units import cost_micro
+from portal.kernel.units import MS_PER_HOUR, cost_micro
 from quotas.engine.billing import month_bounds
 from quotas.models import LedgerEntry, PriceRate
 from quotas.selectors.billing_time import billing_zone, first_of_month
@@ -49,6 +49,11 @@ def focus_rows(lines: Lines) -> Iterator[list[str]]:
     return _rows(rows, month, utc(start), utc(end), account, listed)
 
 
+@lru_cache(maxsize=4096)
+def _tags(cost_code: str, user: str, department: str) -> str:
+    return json.dumps({"cost_code": cost_code, "user": user, "department": department}, ensure_ascii=False)
+
+
 def _rows(
     rows: Iterable[tuple[Any, ...]],
     month: date,
@@ -57,24 +62,22 @@ def _rows(
     account: str,
     listed: Mapping[Any, int],
 ) -> Iterator[list[str]]:
+    of_correction = str(LedgerEntry.Kind.CORRECTION)
+    price_text = lru_cache(maxsize=1024)(money)
     for row in rows:
         line = dict(zip(FIELDS, row, strict=True))
         cost = money(line["amount_micro"])
-        price = money(line["micro_per_gpu_hour"]) if line["rate_uid"] is not None else "0.000000"
+        price = price_text(line["micro_per_gpu_hour"]) if line["rate_uid"] is not None else "0.000000"
         quantity = hours(line["gpu_ms"])
         micro = listed.get(line["rate_uid"])
-        list_price = price if micro is None else money(micro)
+        list_price = price if micro is None else price_text(micro)
         # What a correction of money alone takes back was never on the list.
         list_cost = cost if micro is None or not line["gpu_ms"] else money(cost_micro(line["gpu_ms"], micro))
         # A correction of a line of an earlier month's books; one in its own open month changes what is billed there.
-        correction = line["kind"] == LedgerEntry.Kind.CORRECTION
+        correction = line["kind"] == of_correction
         earlier = correction and first_of_month(line["local_day"]) < month
         category = "Adjustment" if correction and not earlier else "Usage"
-        tags = {
-            "cost_code": line["cost_code"],
-            "user": line["user_name"],
-            "department": line["department_path"],
-        }
+        tags = _tags(line["cost_code"], line["user_name"], line["department_path"])
         share = f"{line['flavour_name']}, {line['gpu_label'] or line['node_name']}"
         what = f"Correction of {share}" if correction else f"Use of {share}"
         stop = line["ends_at"] if line["ends_at"] > line["starts_at"] else None
@@ -85,15 +88,16 @@ def _rows(
             cost, account, list_cost, "" if correction else list_price, "" if correction else "Standard", quantity,
             UNIT, account, account, line["site_code"], line["gpu_label"], line["gpu_label"], "GPU", "Compute", SERVICE,
             line["flavour__code"], str(line["rate_uid"] or ""), str(line["department_id_ref"]),
-            line["department_path"], json.dumps(tags, ensure_ascii=False), str(line["id"]), str(line["gpu_ms"]),
+            line["department_path"], tags, str(line["id"]), str(line["gpu_ms"]),
             "true" if line["rate_uid"] is not None else "false",
         ]  # fmt: skip
 
 
+@lru_cache(maxsize=4096)
 def utc(moment: datetime) -> str:
     """A time as FOCUS writes it."""
-    at = moment.astimezone(UTC)
-    return at.strftime("%Y-%m-%dT%H:%M:%SZ") if not at.microsecond else at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    at = moment.astimezone(UTC).replace(tzinfo=None)
+    return f"{at.isoformat()}Z"
 
 
 def money(micro: int) -> str:
@@ -103,4 +107,5 @@ def money(micro: int) -> str:
 
 def hours(gpu_ms: int) -> str:
     """GPU-hours to 15 decimals: times a price of up to a million it gives the cost to the last micro unit."""
-    return f"{(Decimal(gpu_ms) / 3_600_000).quantize(Decimal('1e-15'), rounding=ROUND_HALF_UP):f}"
+    whole, rest = divmod((abs(gpu_ms) * 10**15 * 2 + MS_PER_HOUR) // (2 * MS_PER_HOUR), 10**15)
+    return f"{'-' if gpu_ms < 0 else ''}{whole}.{rest:015d}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -71,16 +72,21 @@ def sheet_columns() -> list[Column]:
 
 def sheet_rows(lines: Iterable[LedgerEntry]) -> Iterator[list[Any]]:
     """Raw values of the columns of a workbook."""
-    zone = billing_zone()
+    zone, running, kinds = billing_zone(), _("running"), _kinds()
     for line in lines:
         yield [
-            str(line.pk or _("running")), str(line.get_kind_display()), f"{line.local_day:%Y-%m-%d}",
+            str(line.pk or running), kinds[line.kind], line.local_day.isoformat(),
             clock_time(line.starts_at, zone),
             clock_time(line.ends_at, zone), f"R-{line.request_id_ref}", line.department_path,
             line.user_name, line.cost_code, line.flavour_name, line.site_code, line.node_name, line.gpu_label,
             line.charge_milli, line.gpu_ms, line.micro_per_gpu_hour if line.rate_uid else None, line.amount_micro,
             reason_text(line.reason),
         ]  # fmt: skip
+
+
+def _kinds() -> dict[str, str]:
+    """The kinds' words in the active language."""
+    return {value: str(label) for value, label in LedgerEntry.Kind.choices}
 
 
 def people_rows(lines: Iterable[LedgerEntry]) -> Iterator[list[Any]]:
@@ -112,11 +118,18 @@ def people_rows(lines: Iterable[LedgerEntry]) -> Iterator[list[Any]]:
 
 def clock_time(moment: datetime, zone: ZoneInfo) -> str:
     """The time of the pages with its offset, so that the hour that clocks show twice is two."""
+    return _clock_time(moment, zone)
+
+
+@lru_cache(maxsize=8192)
+def _clock_time(moment: datetime, zone: ZoneInfo) -> str:
     return moment.astimezone(zone).isoformat(sep=" ", timespec="seconds")
 
 
 def reason_text(reason: str) -> str:
     """What the installation's own reason codes mean; people's words as they are."""
+    if not reason:
+        return ""
     known = {
         ENDED_EARLIER: _("The lease turned out to have ended earlier"),
         PRICED_LATE: _("The price was set after it was booked"),

@@ -9,6 +9,7 @@ from decimal import Decimal
 from zoneinfo import ZoneInfo
 
 import openpyxl
+import pypdf
 import pytest
 from django.db.models import Sum
 from django.test import Client, override_settings
@@ -19,9 +20,11 @@ from monitoring.selectors.reports.base import Answer, ask_from
 from monitoring.selectors.reports.kinds import KINDS
 from monitoring.services.card_states import card_states_sweep
 from monitoring.services.day_sums import day_sum, days_sum
+from monitoring.web.report_figures import shown
 from pool.models import Cluster, Gpu, Node, Site
 from portal.accounts.policy import policy_of
 from portal.kernel.clock import set_clock
+from portal.kernel.tables import MACHINE_UNITS, TEXT
 from portal.ops.actor import SYSTEM
 from quotas.models import LedgerEntry
 from quotas.services.months import correction_book
@@ -142,7 +145,36 @@ def test_P056_page_csv_xlsx_pdf_and_api_have_the_same_totals(story: Story) -> No
         assert sheet.freeze_panes == "B2"
     about = {row[0].value: row[1].value for row in book["About"].iter_rows(min_row=1, max_row=10)}
     assert about["Billing time zone"] == "Asia/Shanghai"
-    assert files["pdf"].content[:5] == b"%PDF-"
+    printed = words_of(files["pdf"].content)
+    kinds = [
+        next((k for k, unit in MACHINE_UNITS.items() if key.endswith(f"_{unit}")), TEXT)
+        for key in table["columns"]
+    ]
+    bottom = [
+        None if value is None else shown(value, kind)
+        for value, kind in zip(table["total"], kinds, strict=True)
+    ]
+    lines = [[shown(value, kind) for value, kind in zip(row, kinds, strict=True)] for row in table["rows"]]
+    for cells in (*lines, ["Total", *(cell for cell in bottom[1:] if cell is not None)]):
+        assert " ".join(" ".join(cells).split()) in printed
+
+
+def words_of(pdf: bytes) -> str:
+    """The text of a PDF file as a reader of it gets it, one space between words."""
+    return " ".join(" ".join(page.extract_text() for page in pypdf.PdfReader(io.BytesIO(pdf)).pages).split())
+
+
+def test_a_printed_report_in_chinese_can_be_read_as_text(story: Story) -> None:
+    client = Client()
+    client.force_login(person("fin", ("finance", None)))
+    client.cookies["django_language"] = "zh-hans"
+    with set_clock(NOW):
+        file = client.get(
+            reverse("monitoring:report-file", args=["chargeback"]) + "?period=2026-05&format=pdf"
+        )
+    printed = words_of(file.content).replace(" ", "")
+    assert "合计" in printed and "696.00" in printed
+    assert "\ufffd" not in printed
 
 
 def test_a_kept_run_gives_the_same_bytes_after_the_books_went_on(story: Story) -> None:
