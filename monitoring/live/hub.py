@@ -103,6 +103,7 @@ class Hub:
         self.backlog: list[bytes] | None = None
         self.ready = asyncio.Event()
         self.subscribed = asyncio.Event()
+        self.news = asyncio.Event()
         self.connected = False
         self.last_used = time.monotonic()
 
@@ -179,6 +180,7 @@ class Hub:
                     await channel.subscribe(CHANNEL)
                     # Subscribed first, read after: nothing that is published in between is lost.
                     self.reload_all = self.subscribed.is_set()
+                    self.news.set()
                     self.subscribed.set()
                     self.connected, pause = True, 0.2
                     while True:
@@ -204,6 +206,7 @@ class Hub:
             self.backlog.append(message)
         if self.board is None:
             return
+        self.news.set()
         try:
             kind, content = frames.bus_decode(message)
         except ValueError:
@@ -257,7 +260,14 @@ class Hub:
                 raise
             except Exception as error:  # the database is away: keep what we have, try again
                 log.warning("hub_tick_failed", error=type(error).__name__)
-            await asyncio.sleep(max(0.05, TICK_S - (time.monotonic() - moment)))
+            await self._pause(moment)
+
+    async def _pause(self, moment: float) -> None:
+        """Until the next tick: never sooner than `TICK_S` after the one at `moment`, then at the first news."""
+        await asyncio.sleep(max(0.05, TICK_S - (time.monotonic() - moment)))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.news.wait(), TICK_S)
+        self.news.clear()
 
     async def _load(self) -> None:
         self.reload_all = False
