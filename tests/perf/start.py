@@ -4,6 +4,10 @@ One section a kind, in a module `_start_KIND.py` with `measure(rounds) -> Times`
 decision (the allocation's row is there) to the executor's confirmation, and the seconds that the bare system needs
 for the same (a shell; `sbatch`; `kubectl create` to pod bound). What the machine lacks raises `Missing`: it is named
 in `sizes`, and has no figures.
+
+A shell by hand runs after some 20 ms and a bare pod is bound after 10: what writes a decision, sends it, keeps it on the
+node's disk and gives it a process that watches it cannot be within 1.2 times of that. There the milliseconds beside the
+ratio (`more_than_bare_ms`) say what a person waits; against `sbatch` the ratio means something.
 """
 
 from __future__ import annotations
@@ -89,7 +93,7 @@ def run() -> dict[str, Any]:
             got |= figures(kind, section(kind, ROUNDS))
         except Missing as error:
             missing[kind] = str(error)
-    aims = {f"{kind}_p50_ms": ["<", 1000] for kind in KINDS if f"{kind}_p50_ms" in got}
+    aims = {f"{kind}_p95_ms": ["<", 1000] for kind in KINDS if f"{kind}_p95_ms" in got}
     aims |= {f"{kind}_times_bare": ["<", 1.2] for kind in KINDS if f"{kind}_times_bare" in got}
     return {"sizes": {"rounds": ROUNDS, "missing": missing}, "figures": got, "aims": aims}
 
