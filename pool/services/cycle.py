@@ -9,10 +9,8 @@ moment came, a new request waits that may take something back, or the floor of `
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -26,6 +24,7 @@ from pool.engine.model import Place, Plan, Policy, Snapshot, Waiting
 from pool.engine.waits import Outlook
 from pool.engine.world import World
 from pool.models import SchedulerCycle
+from pool.rubbish import rubbish_left
 from pool.selectors.planner_history import mix_learn, outlook_learn, use_by_person
 from pool.services.decisions import cycle_close, cycle_open, decides
 from pool.services.feed import feed_clean
@@ -163,7 +162,7 @@ def schedule_cycle(*, cause: str = "beat") -> CycleResult:
             with try_advisory_lock(PLANNER) as got:
                 if not got:
                     return result
-                with _rubbish_left():
+                with rubbish_left():
                     result += _run(_planner, cause)
             if not _planner.memory.behind():
                 return result
@@ -173,20 +172,6 @@ def schedule_cycle(*, cause: str = "beat") -> CycleResult:
         return result
     finally:
         _planning.reset(token)
-
-
-@contextmanager
-def _rubbish_left() -> Iterator[None]:
-    """No collection of cycles inside: what a decision makes by the hundred thousand lives until its end, and looking
-    through it again and again is a tenth of the time.
-    """
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _again() -> None:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property, lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -29,6 +30,8 @@ _RANGE = re.compile(r"^(.*?)\[([^\]]*)\](.*)$")
 _INDEXES = re.compile(r"\(IDX:([0-9,\-]+)\)")
 _SOCKETS = re.compile(r"\([^)]*\)")
 MOST_HOSTS = 100_000
+KEPT = 4096
+"""So many texts that were read before are not read anew: jobs and nodes say the same few each second."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class Job:
     memory_mib: int = 0
     gpus: int = 0
 
-    @property
+    @cached_property
     def uid(self) -> UUID | None:
         """The allocation it carries: by its name, or by the comment of adopted work."""
         for text, mark in ((self.name, NAME), (self.comment, MARK)):
@@ -158,8 +161,13 @@ def number(value: Any) -> int | None:
 def words(value: Any) -> list[str]:
     """A word or a list of words of either form."""
     if isinstance(value, str):
-        return [part for part in re.split(r"[,+ ]", value) if part]
+        return list(_split_words(value))
     return [str(part) for part in value or []]
+
+
+@lru_cache(KEPT)
+def _split_words(text: str) -> tuple[str, ...]:
+    return tuple(part for part in re.split(r"[,+ ]", text) if part)
 
 
 def moment(value: Any) -> datetime | None:
@@ -172,8 +180,13 @@ def moment(value: Any) -> datetime | None:
 
 def hosts(text: str | None) -> tuple[str, ...]:
     """The names of a host list: ``gpu[1-3,07],login``. Raises ValueError past ``MOST_HOSTS``."""
+    return _hosts(text or "")
+
+
+@lru_cache(KEPT)
+def _hosts(text: str) -> tuple[str, ...]:
     out: list[str] = []
-    for part in _parts(text or ""):
+    for part in _parts(text):
         for name in _expand(part):
             out.append(name)
             if len(out) > MOST_HOSTS:
@@ -212,8 +225,13 @@ def _expand(text: str) -> Iterator[str]:
 
 def gres(text: str | None) -> tuple[Gres, ...]:
     """``gpu:a100:4(S:0-1),shard:t4:16`` or with indexes ``gpu:a100:2(IDX:0,3)``; without a type ``gpu:4``."""
+    return _gres(text or "")
+
+
+@lru_cache(KEPT)
+def _gres(text: str) -> tuple[Gres, ...]:
     out: list[Gres] = []
-    for raw in _parts(text or ""):
+    for raw in _parts(text):
         if raw in ("(null)", "N/A", "null"):
             continue
         part = raw.removeprefix("gres/").removeprefix("gres:")
