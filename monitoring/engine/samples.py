@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from monitoring.engine.measures import CARD_ONLY, EXTRAS, MEASURES, Measure, reason_code, value_or_reason
@@ -17,6 +18,17 @@ from portal.kernel.units import to_ms
 
 ACCEPT_FUTURE_MS = 60_000
 _OF_SLICES = frozenset({"tensor", "dram", "mem_free", "shared", "settling"})
+_ABSENT = object()
+
+
+def _whole(measure: Measure) -> tuple[int, int]:
+    """The whole numbers in the unit of messages that can be true: nearly every value is one, and judged by this."""
+    return -(-measure.low // measure.scale), measure.high // measure.scale
+
+
+# (name, column, lowest and highest whole number, measure, whether slices have it only from their card)
+_COLUMNS = tuple((m.name, m.column, *_whole(m), m, m.name in CARD_ONLY) for m in MEASURES)
+_WHOLE_EXTRAS = {name: (*_whole(m), m.scale) for name, m in EXTRAS.items()}
 
 
 class RowRefused(ValueError):
@@ -49,19 +61,23 @@ class Sample:
     processes: list[dict[str, Any]] = field(default_factory=list)
 
 
-def parse_row(row: Any, *, now_ms: int, oldest_ms: int) -> Sample:
+def parse_row(row: Any, *, now_ms: int, oldest_ms: int, lean: bool = False) -> Sample:
     """A sample from `[gpu_uuid, mig_uuid|null, iso_time, values, missing, processes]`.
 
     Raises `RowRefused` where identity or time is not to be trusted: a time more than a minute ahead of the
-    installation (a clock that runs wrong, 2038) or older than `oldest_ms` (its day is no longer kept).
+    installation (a clock that runs wrong, 2038) or older than `oldest_ms` (its day is no longer kept). `lean`: the row
+    is not its card's last in the message, so what only the last state keeps is left out; all that the history and the
+    judgement of `activity` rest on is there.
     """
-    if not isinstance(row, Sequence) or isinstance(row, str) or len(row) < 5:
+    if type(row) is not list and (not isinstance(row, Sequence) or isinstance(row, str)) or len(row) < 5:
         raise RowRefused("bad_row")
     gpu_uuid, mig_uuid, at, values, missing = row[:5]
     processes = row[5] if len(row) > 5 else []
     if not isinstance(gpu_uuid, str) or not 4 <= len(gpu_uuid) <= 80 or not isinstance(mig_uuid, str | None):
         raise RowRefused("bad_uuid")
-    if not isinstance(values, Mapping) or not isinstance(missing, Mapping):
+    if not (type(values) is dict is type(missing)) and not (
+        isinstance(values, Mapping) and isinstance(missing, Mapping)
+    ):
         raise RowRefused("bad_row")
     at_ms = parse_time(at)
     if at_ms > now_ms + ACCEPT_FUTURE_MS:
@@ -69,19 +85,26 @@ def parse_row(row: Any, *, now_ms: int, oldest_ms: int) -> Sample:
     if at_ms < oldest_ms:
         raise RowRefused("too_old")
     sample = Sample(gpu_uuid=gpu_uuid, mig_uuid=(mig_uuid or "")[:120], at_ms=at_ms)
-    for measure in MEASURES:
-        if mig_uuid and measure.name in CARD_ONLY:
+    for name, column, low, high, measure, of_card in _COLUMNS:
+        if mig_uuid and of_card:
             # Boards repeat these for every slice (pitfall P04): they count once per card.
-            sample.missing[measure.name] = "card_level"
+            sample.missing[name] = "card_level"
             continue
-        if measure.name in values:
-            value, reason = value_or_reason(measure, values[measure.name])
+        raw = values.get(name, _ABSENT)
+        if type(raw) is int and low <= raw <= high:
+            setattr(sample, column, raw * measure.scale)
+            continue
+        if raw is not _ABSENT:
+            value, reason = value_or_reason(measure, raw)
         else:
-            value, reason = None, reason_code(missing.get(measure.name, "not_reported"))
+            value, reason = None, reason_code(missing.get(name, "not_reported"))
         if value is None:
-            sample.missing[measure.name] = reason
+            sample.missing[name] = reason
         else:
-            setattr(sample, measure.column, value)
+            setattr(sample, column, value)
+    if lean:
+        values = {"settling": values["settling"]} if "settling" in values else {}
+        missing = {"processes": missing["processes"]} if "processes" in missing else {}
     take_extras(sample, values, missing, of_slice=bool(mig_uuid))
     memory_sane(sample)
     sample.processes = parse_processes(processes)
@@ -109,6 +132,11 @@ def parse_time(raw: Any) -> int:
     """Milliseconds since 1970 of an ISO 8601 time with its zone; `RowRefused("bad_time")` otherwise."""
     if not isinstance(raw, str) or len(raw) > 40:
         raise RowRefused("bad_time")
+    return _parsed_time(raw)
+
+
+@lru_cache(maxsize=1024)  # the cards of a message share their moments
+def _parsed_time(raw: str) -> int:
     try:
         moment = datetime.fromisoformat(raw)
         if moment.tzinfo is None:
@@ -127,15 +155,19 @@ def take_extras(
     """
     if "processes" in missing:
         sample.missing["processes"] = reason_code(missing["processes"])
+    more = sample.more
     for name, raw in values.items():
-        measure = EXTRAS.get(name)
-        if measure is None or (of_slice and name not in _OF_SLICES):
+        whole = _WHOLE_EXTRAS.get(name)
+        if whole is None or (of_slice and name not in _OF_SLICES):
             continue
-        value, reason = value_or_reason(measure, raw)
+        if type(raw) is int and whole[0] <= raw <= whole[1]:
+            more[name] = raw * whole[2]
+            continue
+        value, reason = value_or_reason(EXTRAS[name], raw)
         if value is None:
             sample.missing[name] = reason
         else:
-            sample.more[name] = value
+            more[name] = value
     for name, raw in missing.items():
         if name in EXTRAS and name not in sample.more and not of_slice:
             sample.missing[name] = reason_code(raw)
@@ -159,7 +191,7 @@ def parse_processes(raw: Any) -> list[dict[str, Any]]:
         return []
     out = []
     for entry in raw[:64]:
-        if not isinstance(entry, Mapping):
+        if type(entry) is not dict and not isinstance(entry, Mapping):
             continue
         pid, memory = entry.get("pid"), entry.get("mem_mib")
         if isinstance(pid, bool) or not isinstance(pid, int) or not 0 < pid < 2**31:

@@ -27,6 +27,7 @@ from portal.ops.services import incident_open
 
 log = structlog.get_logger(__name__)
 MAX_ROWS = 20_000
+LEAN_FROM = 64
 _told: dict[tuple[int, str], float] = {}
 TELL_AGAIN_S = 600
 
@@ -48,17 +49,16 @@ def batch_of(*, node_id: int, message: dict[str, Any]) -> tuple[Batch, Counter[s
     """
     rows = message.get("rows")
     rows = rows if isinstance(rows, list) else []
-    batch, refused = Batch(node_id=node_id, host=parse_host(message.get("host"))), Counter[str]()
+    batch = Batch(node_id=node_id, host=parse_host(message.get("host")))
     now_ms, oldest_ms = to_ms(now()), to_ms(oldest_kept())
     ahead = skew_to_take_off(node_identity(node_id).skew_ms, _newest(rows), now_ms)
-    samples: list[Sample] = []
-    for raw in rows[:MAX_ROWS]:
-        try:
-            sample = parse_row(raw, now_ms=now_ms + ahead, oldest_ms=oldest_ms + ahead)
-            sample.at_ms -= ahead
-            samples.append(sample)
-        except RowRefused as error:
-            refused[error.code] += 1
+    between = (now_ms + ahead, oldest_ms + ahead)
+    last = _last_of_each(rows[:MAX_ROWS]) if len(rows) > LEAN_FROM else None
+    samples, refused = _parsed(rows[:MAX_ROWS], between, last)
+    if refused and last is not None:  # perhaps it was a last row: nothing is left out then
+        samples, refused = _parsed(rows[:MAX_ROWS], between, None)
+    for sample in samples:
+        sample.at_ms -= ahead
     if len(rows) > MAX_ROWS:
         refused["bad_row"] += len(rows) - MAX_ROWS
     identity = node_identity(node_id, need={s.mig_uuid or s.gpu_uuid for s in samples})
@@ -86,6 +86,34 @@ def batch_of(*, node_id: int, message: dict[str, Any]) -> tuple[Batch, Counter[s
     if refused:
         _tell(node_id, refused)
     return batch, +refused
+
+
+def _parsed(
+    rows: list[Any], between: tuple[int, int], last: set[int] | None
+) -> tuple[list[Sample], Counter[str]]:
+    """Samples of the rows that can be trusted, and the others by code; `last`: rows to be read in full (None: all)."""
+    samples: list[Sample] = []
+    refused = Counter[str]()
+    for number, raw in enumerate(rows):
+        lean = last is not None and number not in last
+        try:
+            samples.append(parse_row(raw, now_ms=between[0], oldest_ms=between[1], lean=lean))
+        except RowRefused as error:
+            refused[error.code] += 1
+    return samples, refused
+
+
+def _last_of_each(rows: list[Any]) -> set[int]:
+    """Numbers of the rows that are the last in time of their card or slice."""
+    last: dict[tuple[Any, Any], tuple[int, int]] = {}
+    for number, raw in enumerate(rows):
+        try:
+            key, at = (raw[0], raw[1]), parse_time(raw[2])
+            if key not in last or last[key][0] <= at:
+                last[key] = (at, number)
+        except (RowRefused, IndexError, TypeError, KeyError):
+            continue
+    return {number for _, number in last.values()}
 
 
 def _newest(rows: list[Any]) -> int | None:

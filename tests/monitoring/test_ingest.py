@@ -238,3 +238,27 @@ def test_a_node_that_was_just_enrolled_loses_no_sample() -> None:
         card = old.gpus.get()
         part = b.slice_of(card, 3, 0, 4)
         assert write(old, b.row(card, T0, mig=part.uuid)) == (1, {})
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("ahead", [0, 3600])
+def test_of_a_long_backlog_the_last_state_is_whole_whatever_its_order(ahead: int) -> None:
+    """Earlier rows of a card are read without what only the last state keeps; a last row that is refused hides none."""
+    with set_clock(T0):
+        node = b.node()
+        times = [T0 - timedelta(seconds=10 * n) for n in range(40)]  # the newest comes first
+        rows = [
+            b.row(card, at, mem_clock=2619, util=n) for n, at in enumerate(times) for card in node.gpus.all()
+        ]
+        if ahead:
+            rows.append(b.row(node.gpus.first(), T0 + timedelta(seconds=ahead), mem_clock=1))
+        new, refused = write(node, *rows)
+    assert (new, refused) == (80, {"future": 1} if ahead else {})
+    for state in GpuState.objects.all():
+        assert (state.at, state.util_pm, state.more, len(state.processes)) == (T0, 0, {"mem_clock": 2619}, 1)
+    assert GpuState.objects.count() == 2
+    assert list(
+        GpuSample.objects.filter(gpu_id=node.gpus.first().pk)
+        .order_by("-at")
+        .values_list("util_pm", flat=True)
+    ) == [10 * n for n in range(40)]
