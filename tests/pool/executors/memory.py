@@ -46,6 +46,8 @@ class Run:
     started_at: datetime | None = None
     ended_at: datetime | None = None
     deaf: bool = False
+    stuck: bool = False
+    """Not even a kill ends it: it hangs in the driver."""
     written: bytes = b""
     indexes: tuple[int, ...] = (0,)
     gpus: int | None = None
@@ -135,7 +137,9 @@ class MemorySystem:
     def stop(self, *, member: AllocationMember, grace_s: float, signal: str = "SIGTERM") -> None:
         self._call(f"stop {signal}")
         for run in self.of(member):
-            if run.state in ("starting", "running") and not (run.deaf and signal != "SIGKILL"):
+            if run.stuck or (run.deaf and signal != "SIGKILL"):
+                continue
+            if run.state in ("starting", "running"):
                 self.over(run, None, 9 if signal == "SIGKILL" else 15)
 
     def over(self, run: Run, code: int | None = 0, signal: int | None = None) -> None:

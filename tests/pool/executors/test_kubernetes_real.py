@@ -445,9 +445,14 @@ class TestOthers:
     def test_foreign_pods_are_seen_on_their_cards_and_can_be_adopted(self, rig: KubernetesRig) -> None:
         name = f"theirs-{rig.team.code}"
         bare_pod(rig, name)
-        rig.look()
-        rig.cluster.refresh_from_db()
-        mine = [one for one in rig.cluster.foreign_work if rig.nodes[0] in one["nodes"]]
+        mine: list[dict[str, Any]] = []
+
+        def seen() -> bool:
+            rig.cluster.refresh_from_db()
+            mine[:] = [one for one in rig.cluster.foreign_work if rig.nodes[0] in one["nodes"]]
+            return bool(mine)
+
+        rig.settle(seen)
         assert [(one["id"], one["gpus"], one["account"]) for one in mine] == [
             (f"default/{name}", 1, "default")
         ]

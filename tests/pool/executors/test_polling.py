@@ -48,11 +48,14 @@ def running(rig: MemoryRig, gpus: int = 1) -> AllocationMember:
     return member
 
 
-def test_ten_minutes_without_a_controller_lose_nothing_and_double_nothing(rig: MemoryRig) -> None:
+@pytest.mark.parametrize(("lasts", "step"), [(600, 20), (3600, 300)], ids=["ten minutes", "an hour"])
+def test_an_outage_of_a_controller_loses_nothing_and_doubles_nothing(
+    rig: MemoryRig, lasts: int, step: int
+) -> None:
     runs, ends = running(rig), running(rig)
     rig.away()
     rig.system.over(rig.system.of(ends)[0], 0)  # it ends while nobody can see it
-    for seconds in range(0, 601, 20):
+    for seconds in range(0, lasts + 1, step):
         with at(seconds):
             rig.look()
             nodes_sweep()
@@ -65,7 +68,7 @@ def test_ten_minutes_without_a_controller_lose_nothing_and_double_nothing(rig: M
     incident = Incident.objects.get(kind="cluster_away")
     assert (incident.state, incident.severity) == ("open", "critical")
     rig.back()
-    with at(610):
+    with at(lasts + 10):
         rig.look()
         rig.look()
     assert (state(runs), state(ends)) == (M.RUNNING, M.FREE)
@@ -216,6 +219,44 @@ def test_an_order_whose_process_died_is_given_again(rig: MemoryRig) -> None:
         rig.look()
     assert rig.system.calls.count("start") == 1
     assert state(member) == M.RUNNING
+
+
+def test_a_start_that_is_slow_over_there_is_waited_for_and_ordered_once(rig: MemoryRig) -> None:
+    rig.system.pending = True
+    member = rig.member()
+    assert rig.start(member)
+    for seconds in (1, 60, 120):
+        with at(seconds):
+            rig.look()
+            execution_reconcile()
+        assert (state(member), allocation(member).state) == (M.STARTING, "starting")
+    rig.system.of(member)[0].state = "running"
+    with at(121):
+        rig.look()
+    assert (state(member), allocation(member).state) == (M.RUNNING, "running")
+    assert (rig.system.calls.count("start"), rig.copies(member)) == (1, 1)
+
+
+def test_work_that_no_kill_ends_keeps_its_card_until_it_is_gone(rig: MemoryRig) -> None:
+    """A kill that hangs in the driver: asked again and again, shown as ending, and the card is nobody else's."""
+    member = running(rig)
+    run = rig.system.of(member)[0]
+    run.stuck = True
+    stopping.stop(acting_user=TESTER, allocation_id=member.allocation_id, cause="revoked", grace_s=1)
+    for seconds in (2, 5, 15, 30, 90):
+        with at(seconds):
+            rig.look()
+            execution_reconcile()
+    assert allocation(member).state == "stopping"
+    assert Lease.objects.filter(allocation=member.allocation_id, ended_at=None).count() == 1
+    assert rig.system.calls.count("stop SIGKILL") >= 4
+    run.stuck = False
+    with at(105):
+        rig.look()
+        rig.look()
+    row = allocation(member)
+    assert (row.state, row.end_reason, state(member)) == ("ended", "revoked", M.FREE)
+    assert not Lease.objects.filter(allocation=member.allocation_id, ended_at=None).exists()
 
 
 def test_an_order_that_was_lost_and_given_up_never_holds_cards(rig: MemoryRig) -> None:
