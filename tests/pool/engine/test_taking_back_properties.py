@@ -110,7 +110,9 @@ def test_owners_stay_within_their_guarantee_and_only_those_above_theirs_give(sna
             assert victim.priority < request.priority
             assert (sums["victim_priority"], sums["priority"]) == (victim.priority, request.priority)
         else:
-            assert sums["asking_used"] + sums["requested"] <= sums["asking_guarantee"]
+            # Who displaces lower work of its own as well claims for when that is gone; the sums are as before it.
+            if evict.cause == "reclaim":
+                assert sums["asking_used"] + sums["requested"] <= sums["asking_guarantee"]
             assert sums["giving_used"] > sums["giving_guarantee"]
             assert (sums["asking"], sums["giving"]) == (request.department_id, victim.department_id)
 
