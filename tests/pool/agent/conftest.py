@@ -23,7 +23,8 @@ from pool.agent import procs
 
 ROOT = Path(__file__).resolve().parents[3]
 NATIVE = ROOT / "tests" / "native" / "fake_nvml.c"
-PATIENCE = 60.0
+PATIENCE = 240.0
+"""Only so that what never comes ends the test: a loaded machine takes its time."""
 
 
 def wait_for(what: Callable[[], Any], timeout: float = PATIENCE, pause: float = 0.05) -> Any:
@@ -173,7 +174,7 @@ def serving() -> Iterator[Site]:
     def stop() -> None:
         if running:
             running["server"].should_exit = True
-            running["thread"].join(10)
+            running["thread"].join(30)
             running.clear()
 
     start()
@@ -197,7 +198,7 @@ class Process:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE,
             check=False,
         )
 
@@ -214,7 +215,7 @@ class Process:
     def end(self, number: int = signal.SIGTERM) -> None:
         if self.process is not None:
             self.process.send_signal(number)
-            self.process.wait(15)
+            self.process.wait(PATIENCE)
             self.process = None
 
     @property

@@ -27,18 +27,18 @@ def begin(command: str, **request: object) -> AllocationMember:
 
 def test_a_command_that_ends_by_itself_frees_its_card(online: Process) -> None:
     member = begin("echo $CUDA_VISIBLE_DEVICES; sleep 0.5")
-    wait_for(lambda: state_of(member) == "running")
     wait_for(lambda: state_of(member) == "ended")
     done = Allocation.objects.get()
     assert (done.end_reason, done.exit_code) == ("finished", 0)
+    assert done.started_at is not None
     assert done.leases.get().ended_at is not None and output(member) == "GPU-test-0\n"
     member.refresh_from_db()
     assert member.state == "free" and member.seen_free_at is not None
 
 
 def test_a_release_stops_the_job_and_frees_its_card(online: Process) -> None:
-    member = begin("trap 'echo saved; exit 0' TERM; while :; do sleep 0.1; done")
-    wait_for(lambda: state_of(member) == "running")
+    member = begin("trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.1; done")
+    wait_for(lambda: state_of(member) == "running" and "up" in output(member))
     allocation_release(acting_user=SYSTEM, allocation=Allocation.objects.get())
     wait_for(lambda: state_of(member) == "ended")
     done = Allocation.objects.get()

@@ -17,7 +17,7 @@ from tests.pool.agent.builders import allocation, output, start, state
 from tests.pool.agent.conftest import Process, wait_for
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.serial]
-LOOP = "trap 'echo got USR1; exit 0' USR1; touch ready; while true; do sleep 0.1; done"
+LOOP = "trap 'echo got USR1; exit 0' USR1; echo ready; while true; do sleep 0.1; done"
 
 
 def running(command: str, checkpoint: dict[str, Any]) -> Any:
@@ -62,16 +62,19 @@ def test_a_command_saves_in_the_works_folder_as_its_account_and_then_it_is_stopp
 def test_a_command_that_takes_too_long_is_ended_and_the_work_stopped(online: Process) -> None:
     member = running("sleep 600", {"command": "sleep 300 & sleep 300", "seconds": 1})
     case = begin(member)
-    wait_for(lambda: step(case) == "checkpoint")
-    time.sleep(1.2)
-    ladder_sweep()
-    wait_for(lambda: state(member) in ("exited", "free"))
+    wait_for(lambda: step(case) != "notice")
+
+    def over() -> bool:
+        ladder_sweep()
+        return state(member) in ("exited", "free")
+
+    wait_for(over)
     assert step(case) in ("stopping", "freed")
 
 
 def test_a_signal_reaches_the_work_which_saves_itself_and_ends(online: Process) -> None:
     member = running(LOOP, {"signal": "SIGUSR1", "seconds": 60})
-    time.sleep(0.5)
+    wait_for(lambda: "ready" in output(member))
     begin(member)
     wait_for(lambda: state(member) in ("exited", "free"))
     assert "got USR1" in output(member)
@@ -87,5 +90,5 @@ def test_a_command_goes_on_when_its_agent_is_killed_and_is_told_by_the_next_one(
     online.end(signal.SIGKILL)
     time.sleep(2.5)
     online.start()
-    wait_for(lambda: step(case) in ("stopping", "freed"), 30)
+    wait_for(lambda: step(case) in ("stopping", "freed"))
     assert case.checkpoint_result["0"]["ok"] is True

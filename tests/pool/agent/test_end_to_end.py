@@ -23,7 +23,7 @@ def test_an_enrolled_agent_reports_its_machine_and_its_cards(online: Process, si
     assert [gpu.uuid for gpu in Gpu.objects.order_by("index")] == ["GPU-test-0", "GPU-test-1"]
     rows = wait_for(lambda: [m["rows"] for _, m in site.samples if m["rows"]])[0]
     assert {row[0]: row[3]["util"] for row in rows} == {"GPU-test-0": 10, "GPU-test-1": 20}
-    assert online.status()["connected"] is True
+    wait_for(lambda: online.status()["connected"])
 
 
 def test_an_xid_in_the_kernel_log_is_told_with_its_card(

@@ -104,7 +104,7 @@ def test_torchrun_meets_over_two_agents(nodes: list[Node], monkeypatch: pytest.M
     ]
     for member in members:
         start(member)
-    wait_for(lambda: all(state(member) == "exited" for member in members), timeout=120)
+    wait_for(lambda: all(state(member) == "exited" for member in members))
     for rank, member in enumerate(members):
         text = output(member)
         assert member.exit_code == 0, text

@@ -125,11 +125,11 @@ def test_a_leased_card_that_vanishes_keeps_its_row_and_tells_its_holder(
 def test_a_broken_nvml_is_not_a_lost_card_and_the_agent_lives_on(online: Process, nvml: FakeNvml) -> None:
     """G114: the collector is broken, the cards are not gone."""
     nvml.set(crash=1)
-    wait_for(lambda: Incident.objects.filter(kind="nvml_broken", state="open").exists(), timeout=40)
+    wait_for(lambda: Incident.objects.filter(kind="nvml_broken", state="open").exists())
     assert online.process is not None and online.process.poll() is None
     assert set(Gpu.objects.values_list("condition", flat=True)) == {"ok"}
     nvml.set(crash=None)
-    wait_for(lambda: Incident.objects.filter(kind="nvml_broken", state="closed").exists(), timeout=40)
+    wait_for(lambda: Incident.objects.filter(kind="nvml_broken", state="closed").exists())
 
 
 def test_processes_without_a_lease_are_reported_and_forgotten_when_they_go(

@@ -23,6 +23,7 @@ from pool.services.execution import execution_reconcile
 from portal.accounts.models import User
 from portal.ops.services.outbox import outbox_deliver
 from tests.pool.agent.conftest import (
+    PATIENCE,
     ROOT,
     FakeNvml,
     Process,
@@ -73,7 +74,7 @@ class Laptop:
         self.running.append(process)
         return process
 
-    def call(self, *words: str, timeout: float = 60, given: str | None = None) -> tuple[int, str, str]:
+    def call(self, *words: str, timeout: float = PATIENCE, given: str | None = None) -> tuple[int, str, str]:
         """(exit code, standard output, standard error) of the program with these words."""
         process = self.start(*words, stdin=subprocess.PIPE if given is not None else subprocess.DEVNULL)
         out, err = process.communicate(given, timeout=timeout)
@@ -153,7 +154,7 @@ def pool(online: Process, lin: User, nvml: FakeNvml) -> Iterator[Node]:
     thread.start()
     yield Node.objects.get()
     stop.set()
-    thread.join(10)
+    thread.join(30)
 
 
 def refs(text: str) -> list[str]:

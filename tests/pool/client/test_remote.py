@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import socket
-import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from portal.accounts.models import User
 from portal.ops.actor import SYSTEM
 from portal.ops.models import AuditEvent
 from tests.pool.agent.builders import output
-from tests.pool.agent.conftest import Site, wait_for
+from tests.pool.agent.conftest import PATIENCE, Site, wait_for
 from tests.pool.client.conftest import Laptop
 from tests.portal.builders import token_of
 from tests.quotas import build as quota
@@ -60,7 +59,7 @@ def order(site: Site, token: str, uid: Any, sent: dict[str, Any]) -> tuple[str, 
             await connection.send_bytes(channel.ORDER + json.dumps(sent).encode())
             said = ""
             while True:
-                message = json.loads(await asyncio.wait_for(connection.receive(), 40))
+                message = json.loads(await asyncio.wait_for(connection.receive(), PATIENCE))
                 if message["t"] == "joined":
                     return "joined", 0
                 said = message["code"]
@@ -99,7 +98,7 @@ def test_a_shell_copies_and_a_port_reach_the_lease_and_end_with_it(laptop: Lapto
     assert forward.stderr is not None
     here = int(forward.stderr.readline().split("127.0.0.1:")[1].split()[0])
     for _ in range(3):
-        with urllib.request.urlopen(f"http://127.0.0.1:{here}/", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{here}/", timeout=PATIENCE) as answer:
             assert answer.read().decode() == f"hello from {allocation.uid}"
     # What is left in the background goes on; it all ends with the lease.
     assert (
@@ -111,10 +110,12 @@ def test_a_shell_copies_and_a_port_reach_the_lease_and_end_with_it(laptop: Lapto
     sleeper = laptop.start("shell", ref, "--", "sh", "-c", "echo up; trap '' HUP TERM; sleep 300")
     assert sleeper.stdout is not None and "up" in sleeper.stdout.readline()
     mark = f"{allocation.uid}/0"
-    kept = [
-        pid for pid in procs.pids() if procs.environment_marker(pid) == mark and procs.name_of(pid) == "sleep"
-    ]
-    assert len(kept) == 2
+
+    def kept() -> int:
+        mine = [pid for pid in procs.pids() if procs.environment_marker(pid) == mark]
+        return sum(procs.name_of(pid) == "sleep" for pid in mine)
+
+    wait_for(lambda: kept() == 2)
     assert laptop.call("release", ref)[0] == 0
     wait_for(lambda: Allocation.objects.filter(state="ended").exists())
     wait_for(lambda: forward.poll() is not None and sleeper.poll() is not None)
@@ -155,7 +156,7 @@ def test_only_the_holder_with_a_token_for_it_gets_in_and_only_to_ports_of_the_jo
         forward = laptop.start("port-forward", ref, f"0:{other.getsockname()[1]}")
         assert forward.stderr is not None
         here = int(forward.stderr.readline().split("127.0.0.1:")[1].split()[0])
-        with socket.create_connection(("127.0.0.1", here), 20) as probe:
+        with socket.create_connection(("127.0.0.1", here), PATIENCE) as probe:
             assert probe.recv(10) == b""
         assert "port_not_of_job" in forward.stderr.readline()
         other.settimeout(0.2)
@@ -180,7 +181,7 @@ def test_another_nodes_agent_cannot_take_a_session(laptop: Laptop, pool: Node, s
     async def steal(session: str, token: str) -> str:
         url = f"ws://127.0.0.1:{site.port}/agent/remote/{session}/"
         connection = await ws.connect(url, {"Authorization": f"Bearer {token}"})
-        message = json.loads(await asyncio.wait_for(connection.receive(), 20))
+        message = json.loads(await asyncio.wait_for(connection.receive(), PATIENCE))
         connection.abort()
         return str(message["code"])
 
@@ -199,9 +200,8 @@ def test_another_nodes_agent_cannot_take_a_session(laptop: Laptop, pool: Node, s
 def test_a_node_that_is_away_is_said_so(laptop: Laptop, pool: Node, online: Any) -> None:
     ref, _allocation, _port = serving(laptop)
     online.end()
-    began = time.monotonic()
     Node.objects.update(last_heartbeat_at="2020-01-01T00:00:00Z")
     code, _out, err = laptop.call("shell", ref)
-    assert code == 1 and "[node_away]" in err and time.monotonic() - began < 60
+    assert code == 1 and "[node_away]" in err
     online.start()
     assert laptop.call("release", ref)[0] == 0

@@ -11,7 +11,7 @@ from pool.models import Allocation, Gpu, Lease, Node, WorkUpload
 from pool.services.conditions import gpu_cordon
 from portal.ops.actor import SYSTEM
 from quotas.models import CapacityRequest
-from tests.pool.agent.conftest import wait_for
+from tests.pool.agent.conftest import PATIENCE, wait_for
 from tests.pool.client.conftest import Laptop, refs
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.serial]
@@ -47,7 +47,7 @@ def test_ctrl_c_gives_the_card_back_and_says_so(laptop: Laptop, pool: Node) -> N
     process = laptop.start("run", "--no-upload", "--", "sh", "-c", "echo ready; sleep 600")
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
-    _out, err = process.communicate(timeout=40)
+    _out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130 and "released" in err
     allocation = Allocation.objects.get()
     assert allocation.end_reason == "released"
@@ -81,7 +81,7 @@ def test_what_waits_says_why(laptop: Laptop, pool: Node) -> None:
     lines = [process.stderr.readline() for _ in range(2)]
     assert "asked" in lines[0] and "is in line, position 1 of 1" in lines[1], lines
     assert laptop.call("release", ref.strip())[0] == 0
-    out, err = process.communicate(timeout=40)
+    out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (0, "second\n"), err
 
 
