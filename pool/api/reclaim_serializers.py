@@ -86,20 +86,32 @@ class ReclaimAdviceSerializer(serializers.ModelSerializer[ReclaimAdvice]):
 
 
 class ModeSerializer(serializers.Serializer[Any]):
-    """The mode of one department; `own` false: it follows the one above."""
+    """The mode of one department; `own` false: it follows the one above. Minimum run times are those that the
+    department says itself.
+    """
 
     department = serializers.CharField(allow_null=True)
     mode = serializers.ChoiceField(choices=DepartmentMode.Mode.choices)
     willing = serializers.BooleanField()
     own = serializers.BooleanField()
+    min_run_preempt_s = serializers.IntegerField(allow_null=True)
+    min_run_reclaim_s = serializers.IntegerField(allow_null=True)
 
 
 class ModeInput(serializers.Serializer[Any]):
-    """Body of a change of mode. `department` null: the installation; `mode` null: as above."""
+    """Body of a change of mode. `department` null: the installation; `mode` null: as above. The minimum run times
+    (null: as above) stay as they are where neither is given.
+    """
 
     department = serializers.CharField(allow_null=True, max_length=80)
     mode = serializers.ChoiceField(choices=DepartmentMode.Mode.choices, allow_null=True)
     willing = serializers.BooleanField(default=False)
+    min_run_preempt_s = serializers.IntegerField(
+        min_value=0, max_value=30 * 86400, allow_null=True, required=False
+    )
+    min_run_reclaim_s = serializers.IntegerField(
+        min_value=0, max_value=30 * 86400, allow_null=True, required=False
+    )
     reason = serializers.CharField(max_length=500)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -120,6 +121,7 @@ class ReclaimModeViewSet(ApiViewSet):
             department=department,
             mode=body.validated_data["mode"],
             willing=body.validated_data["willing"],
+            minimum_s=_minimum(body.validated_data),
             reason=body.validated_data["reason"],
         )
         return Response(_mode(Modes.load(), department.pk if department else None, code))
@@ -127,12 +129,20 @@ class ReclaimModeViewSet(ApiViewSet):
 
 def _mode(modes: Modes, department_id: int | None, code: str | None) -> dict[str, Any]:
     row = modes.row_of(department_id)
+    minimum = None if department_id is None else modes.minimum.get(department_id)
     return {
         "department": code,
         "mode": str(row.mode) if row is not None else "enforce",
         "willing": row is not None and row.willing,
         "own": department_id in modes.own,
+        "min_run_preempt_s": None if minimum is None else minimum.min_run_preempt_s,
+        "min_run_reclaim_s": None if minimum is None else minimum.min_run_reclaim_s,
     }
+
+
+def _minimum(data: Mapping[str, Any]) -> tuple[int | None, int | None] | None:
+    names = ("min_run_preempt_s", "min_run_reclaim_s")
+    return (data.get(names[0]), data.get(names[1])) if any(name in data for name in names) else None
 
 
 class ReclaimRulesViewSet(ApiViewSet):

@@ -190,7 +190,8 @@ class DepartmentMode(PublicModel):
     """How far taking back acts in a department and below it; without a department: in the installation.
 
     pilot says what it would do; roll-out acts on the willing (this department, or a request whose holder
-    agreed); enforce acts. A department without a row follows the nearest one above it.
+    agreed); enforce acts. A department without a row, or without a mode, follows the nearest one above it. So does
+    each of the two minimum run times that has no value; above all departments the policy has its own.
     """
 
     class Mode(models.TextChoices):
@@ -201,7 +202,13 @@ class DepartmentMode(PublicModel):
     department = models.OneToOneField(
         "accounts.Department", on_delete=models.PROTECT, null=True, blank=True, related_name="reclaim_mode"
     )
-    mode = models.CharField(max_length=8, choices=Mode.choices, default=Mode.ENFORCE)
+    mode = models.CharField(max_length=8, choices=Mode.choices, default=Mode.ENFORCE, blank=True)
+    min_run_preempt_s = models.PositiveIntegerField(
+        null=True, blank=True, help_text="so long after its start work is not displaced within the department"
+    )
+    min_run_reclaim_s = models.PositiveIntegerField(
+        null=True, blank=True, help_text="so long after its start owners take no work back"
+    )
     willing = models.BooleanField(default=False, help_text="in roll-out: this department takes part")
     reason = models.TextField(blank=True)
     set_by_name = models.CharField(max_length=200, blank=True)
@@ -213,6 +220,11 @@ class DepartmentMode(PublicModel):
 
     def __str__(self) -> str:
         return f"{self.department or '*'}: {self.mode}"
+
+    @property
+    def has_minimum(self) -> bool:
+        """Whether it says for how long work is left alone after its start."""
+        return self.min_run_preempt_s is not None or self.min_run_reclaim_s is not None
 
 
 class ReclaimConsent(models.Model):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from django.db.models import Q
 
 from pool.engine import mig, model
-from pool.models import Dataset, Gpu, MigSlice, Node, NodeFabric, NodeStorage
+from pool.models import Cluster, Dataset, Gpu, MigSlice, Node, NodeFabric, NodeStorage
 from quotas.engine.charge import mig_charge
 from quotas.models import GpuFlavour
 
@@ -19,7 +19,8 @@ some.
 """
 NODE_COLUMNS = (
     "id", "name", "cluster_id", "cluster__site__code", "cpu_milli", "memory_mib", "driver", "cuda", "row", "rack",
-    "switch", "nvlink_domain", "test_only", "health", "schedulable",
+    "switch", "nvlink_domain", "test_only", "health", "schedulable", "facts__can__containers__ok", "cluster__executor",
+    "cluster__settings__image_runner",
 )  # fmt: skip
 GPU_COLUMNS = (
     "id", "node_id", "flavour_id", "index", "uuid", "memory_mib", "nvlink", "mig_enabled", "condition",
@@ -182,7 +183,15 @@ def _node(
         storage=storage or frozenset(),
         datasets=datasets or frozenset(),
         caution=row.health == Node.Health.LATE,
+        no_images=_no_images(row),
     )
+
+
+def _no_images(row: Any) -> bool:
+    """Whether nothing on a node runs container images, as its agent or its cluster's settings say."""
+    if row.cluster__executor == Cluster.Executor.SLURM:
+        return not row.cluster__settings__image_runner
+    return row.cluster__executor == Cluster.Executor.AGENT and row.facts__can__containers__ok is False
 
 
 def _gpu(gpu: Any, table: _Table, group: int, slices: Iterable[MigSlice]) -> model.Gpu:

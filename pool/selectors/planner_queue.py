@@ -16,7 +16,7 @@ COLUMNS = (
     "options", "shape", "gpus_per_node", "nodes", "nodes_min", "fraction_milli", "fraction_mib", "mig_profile",
     "mig_count", "cpu_milli", "memory_mib", "start_at", "end_at", "deadline_at", "duration_s", "work_class",
     "priority", "interruptible", "site_code", "datasets", "stage_datasets", "cuda_min", "queued_at", "fabric",
-    "fabric_gbit_s", "storage", "domain_required", "domain_preferred", "is_service", "head_id",
+    "fabric_gbit_s", "storage", "domain_required", "domain_preferred", "is_service", "head_id", "run_kind",
 )  # fmt: skip
 LEVELS = {"row": 1, "rack": 2, "switch": 3}
 """Depth of a level of places in ``Node.domain`` (row, rack, switch)."""
@@ -101,6 +101,7 @@ def item_of(row: Any, named: str | None) -> model.Request:
         storage=row.storage,
         datasets=tuple(sorted(str(one) for one in row.datasets or ())),
         stage_datasets=row.stage_datasets,
+        image=row.run_kind == CapacityRequest.RunKind.IMAGE,
         deadline_at=_ms(row.deadline_at),
         apart=row.head_id if row.is_service else None,
     )
@@ -125,6 +126,22 @@ def user_limits_read() -> dict[int | None, PersonLimits]:
     """Limits by person; None stands for everybody else."""
     rows = UserLimit.objects.values_list("user_id", "gpus_at_once_milli", "running_at_once")
     return {user_id: PersonLimits(milli, runs) for user_id, milli, runs in rows}
+
+
+def held_now(holding: Mapping[int, Holding], running: Iterable[model.Running]) -> dict[int, int]:
+    """Milli-GPU that each person holds: of what runs as much as it holds, which is less than was asked where an elastic
+    gang started smaller; ``holding`` by request.
+    """
+    newest: dict[int, model.Running] = {}
+    for one in running:
+        known = newest.get(one.request_id)
+        if one.request_id in holding and (known is None or known.allocation_id < one.allocation_id):
+            newest[one.request_id] = one
+    held: dict[int, int] = {}
+    for pk, request in holding.items():
+        milli = newest[pk].charge_milli if pk in newest else request.charge_milli
+        held[request.requester_id] = held.get(request.requester_id, 0) + milli
+    return held
 
 
 def user_rooms(

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from django.db.models import Q
 
-from pool.engine.model import Kept
+from pool.engine.model import Kept, MinimumRun
 from pool.models import (
     Allocation,
     DepartmentMode,
@@ -22,7 +22,7 @@ from pool.services.keeps import members_of
 from pool.transitions import WINDOW_OPEN
 from portal.accounts.policy import DepartmentTree
 from portal.kernel.clock import now
-from portal.kernel.units import to_ms
+from portal.kernel.units import MS_PER_SECOND, to_ms
 from quotas.models import CapacityRequest
 
 COUNTED_FOR = timedelta(days=1)
@@ -37,6 +37,9 @@ class Modes:
     """The mode of every department, its own or inherited, and which requests take part in the roll-out."""
 
     own: Mapping[int | None, DepartmentMode]
+    """Departments with a mode of their own (None: the installation)."""
+    minimum: Mapping[int, DepartmentMode]
+    """Departments with a minimum run time of their own."""
     parents: Mapping[int, int | None]
     consenting: frozenset[int]
 
@@ -44,8 +47,10 @@ class Modes:
     def load(cls, tree: DepartmentTree | None = None) -> Modes:
         """Read them (three queries; two where the tree is known)."""
         tree = tree or DepartmentTree.load()
+        rows = {row.department_id: row for row in DepartmentMode.objects.all()}
         return cls(
-            {row.department_id: row for row in DepartmentMode.objects.all()},
+            {pk: row for pk, row in rows.items() if row.mode},
+            {pk: row for pk, row in rows.items() if pk is not None and row.has_minimum},
             {pk: row.parent_id for pk, row in tree.rows.items()},
             frozenset(ReclaimConsent.objects.values_list("request_id", flat=True)),
         )
@@ -72,6 +77,24 @@ class Modes:
         if row.mode == DepartmentMode.Mode.ROLLOUT and (row.willing or request_id in self.consenting):
             return None
         return str(row.mode)
+
+
+def minimum_runs(rows: Iterable[DepartmentMode] | None = None) -> dict[int, MinimumRun]:
+    """For how long work is left alone after its start, by department that says so itself, for the engine; read where
+    ``rows`` are not given.
+    """
+    found = DepartmentMode.objects.exclude(department=None) if rows is None else rows
+    return {
+        row.department_id: MinimumRun(
+            _milliseconds(row.min_run_preempt_s), _milliseconds(row.min_run_reclaim_s)
+        )
+        for row in found
+        if row.department_id is not None and row.has_minimum
+    }
+
+
+def _milliseconds(seconds: int | None) -> int | None:
+    return None if seconds is None else seconds * MS_PER_SECOND
 
 
 def spared_departments(modes: Modes | None = None) -> frozenset[int]:

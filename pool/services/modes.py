@@ -23,6 +23,8 @@ from portal.ops.outbox import outbox_add
 from portal.ops.services import audit_record
 from quotas.models import CapacityRequest
 
+LONGEST_MINIMUM_S = 30 * 86400
+
 
 def mode_set(
     *,
@@ -30,22 +32,27 @@ def mode_set(
     department: Department | None,
     mode: str | None,
     willing: bool = False,
+    minimum_s: tuple[int | None, int | None] | None = None,
     reason: str = "",
 ) -> DepartmentMode | None:
     """Set how far taking back acts in a department and below it (None: in the installation).
 
-    ``mode`` None takes the department's own setting away: it follows the one above again.
+    ``mode`` None takes the department's own away: it follows the one above again. ``minimum_s``: for how many seconds
+    after its start its work is left alone by its own department, and by owners (None each: as above); None leaves
+    both as they are.
     """
     require_pool_admin(acting_user)
+    _check_minimum(department, minimum_s)
     if not reason.strip():
         raise Invalid.field("reason", _("Say why."), code="reason_missing")
     if mode is not None and mode not in DepartmentMode.Mode.values:
         raise Invalid.field("mode", _("Pilot, roll-out or enforce."))
     with transaction.atomic():
         row = DepartmentMode.objects.select_for_update().filter(department=department).first()
-        before = {"mode": row.mode, "willing": row.willing} if row is not None else {"mode": None}
+        before = _told(row)
+        minimum = minimum_s if minimum_s is not None else _minimum_of(row)
         subject: Any = department
-        if mode is None:
+        if mode is None and minimum == (None, None):
             if row is None:
                 return None
             row.delete()
@@ -53,21 +60,25 @@ def mode_set(
         elif row is None:
             row = DepartmentMode.objects.create(
                 department=department,
-                mode=mode,
+                mode=mode or "",
                 willing=willing,
+                min_run_preempt_s=minimum[0],
+                min_run_reclaim_s=minimum[1],
                 reason=reason.strip(),
                 set_by_name=acting_user.name,
             )
         else:
             advance(
                 DepartmentMode.objects.filter(pk=row.pk),
-                mode=mode,
+                mode=mode or "",
                 willing=willing,
+                min_run_preempt_s=minimum[0],
+                min_run_reclaim_s=minimum[1],
                 reason=reason.strip(),
                 set_by_name=acting_user.name,
             )
             row.refresh_from_db()
-        after = {"mode": row.mode, "willing": row.willing} if row is not None else {"mode": None}
+        after = _told(row)
         audit_record(
             acting_user=acting_user,
             action="reclaim_mode.set",
@@ -79,6 +90,33 @@ def mode_set(
         )
         outbox_add("pool.capacity_changed", {"cause": "reclaim_mode"})
     return row
+
+
+def _check_minimum(department: Department | None, minimum_s: tuple[int | None, int | None] | None) -> None:
+    names = ("min_run_preempt_s", "min_run_reclaim_s")
+    for name, value in zip(names, minimum_s or (None, None), strict=True):
+        if value is not None and department is None:
+            raise Invalid.field(name, _("For the installation the scheduling policy says it."))
+        if value is None:
+            continue
+        # Pages hand on what was typed where it is no number: it is refused here.
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= LONGEST_MINIMUM_S:
+            raise Invalid.field(name, _("Between 0 and 30 days; empty means as the department above."))
+
+
+def _minimum_of(row: DepartmentMode | None) -> tuple[int | None, int | None]:
+    return (None, None) if row is None else (row.min_run_preempt_s, row.min_run_reclaim_s)
+
+
+def _told(row: DepartmentMode | None) -> dict[str, Any]:
+    """A setting as the audit has it."""
+    if row is None:
+        return {"mode": None}
+    told: dict[str, Any] = {"mode": row.mode or None, "willing": row.willing}
+    for name in ("min_run_preempt_s", "min_run_reclaim_s"):
+        if getattr(row, name) is not None:
+            told[name] = getattr(row, name)
+    return told
 
 
 def consent_set(*, acting_user: Actor, request: CapacityRequest, willing: bool) -> bool:

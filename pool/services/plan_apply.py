@@ -85,6 +85,7 @@ def _write(
     names = [nodes[member.node_id].name for member in place.members if member.node_id in nodes]
     fresh = request_allocated(
         request_id=request.pk,
+        charge_milli=place.charge_milli,
         facts={"nodes": names, "charge_milli": place.charge_milli, "borrowed_milli": place.borrowed_milli},
     )
     if not fresh:

@@ -167,7 +167,7 @@ def _judge(batch: _Batch, place: Place, department_id: int, flavour_ids: Mapping
     # Counts what it lets pass, so it comes last: nothing refuses after it.
     if batch.charges.take(leases) is not None:
         return Applied(place.request_id, None, "gpu_overcharged")
-    batch.rooms.take(request.requester_id, request.charge_milli)
+    batch.rooms.take(request.requester_id, place.charge_milli)
     if flavour_id is not None and place.charge_milli:
         batch.book.debit(
             department_id=request.department_id,
@@ -192,7 +192,7 @@ def _refusal(batch: _Batch, place: Place, department_id: int, flavour_id: int | 
         return "department_moved"
     if flavour_id is not None and flavour_id not in batch.book.flavours:
         return "flavour_unknown"
-    beyond = batch.rooms.refusal(request.requester_id, request.charge_milli)
+    beyond = batch.rooms.refusal(request.requester_id, place.charge_milli)
     if beyond:
         return beyond
     if flavour_id is not None and place.charge_milli:

@@ -20,12 +20,20 @@ from pool.selectors.planner_queue import (
     Asked,
     Holding,
     PersonLimits,
+    held_now,
     requests_read,
     user_limits_read,
     user_rooms,
 )
 from pool.selectors.planner_running import running_read
-from pool.selectors.reclaim import Displaced, Modes, closed_windows, evictions_by_request, kept_places
+from pool.selectors.reclaim import (
+    Displaced,
+    Modes,
+    closed_windows,
+    evictions_by_request,
+    kept_places,
+    minimum_runs,
+)
 from pool.services.feed import Look, changes_since, one_snapshot, unseen
 from pool.services.queue_entries import UNKNOWN, Known
 from portal.accounts.models import Department
@@ -93,7 +101,6 @@ class PlannerMemory:
         self.running: dict[int, model.Running] = {}
         self.asked: dict[int, Asked] = {}
         self.holding: dict[int, Holding] = {}
-        self.held: dict[int, int] = {}
         self.quotas: dict[int, tuple[QuotaNode, ...]] = {}
         self.flavours: list[GpuFlavour] = []
         self.facts: tuple[model.FlavourFacts, ...] = ()
@@ -145,6 +152,7 @@ class PlannerMemory:
         the promises of the last whole plan, for a decision about some requests only.
         """
         people = {one.requester_id for one in self.asked.values()} if self.limits else set()
+        held = held_now(self.holding, self.running.values()) if self.limits else {}
         taking = self.taking
         return model.Snapshot(
             nodes=tuple(self.served.values()),
@@ -155,11 +163,12 @@ class PlannerMemory:
                 for pk, one in self.asked.items()
             ),
             quotas={self.codes[pk]: nodes for pk, nodes in self.quotas.items() if pk in self.codes},
-            users=user_rooms(self.limits, self.held, people, self.holding.values()),
+            users=user_rooms(self.limits, held, people, self.holding.values()),
             kept=taking.kept,
             promised=self.promised if promised else (),
             mix=self.mix,
             user_use=self.user_use if policy.user_decay else {},
+            minimum_run=minimum_runs(taking.modes.minimum.values()) if taking.modes is not None else {},
         )
 
     @property
@@ -181,9 +190,6 @@ class PlannerMemory:
         self.nodes = nodes_read(self.flavours)
         self.running = running_read(self.codes)
         self.asked, self.holding = requests_read()
-        self.held = {}
-        for one in self.holding.values():
-            self.held[one.requester_id] = self.held.get(one.requester_id, 0) + one.charge_milli
         self.quotas = {pk: tree.snapshot() for pk, tree in quota_trees().items()}
         self.limits = user_limits_read()
         self._name()
@@ -285,9 +291,7 @@ class PlannerMemory:
                 self.news.queued.discard(pk)
                 if before is not None and pk not in holding:
                     self._freed("request")
-            for one, sign in ((self.holding.pop(pk, None), -1), (holding.get(pk), 1)):
-                if one is not None:
-                    self.held[one.requester_id] = self.held.get(one.requester_id, 0) + sign * one.charge_milli
+            self.holding.pop(pk, None)
             if pk in holding:
                 self.holding[pk] = holding[pk]
 

@@ -12,12 +12,14 @@ from pool.engine import model
 from pool.models import SchedulingPolicy
 from pool.selectors.planner_nodes import facts_of, gpu_blocked, node_blocked, nodes_read
 from pool.selectors.planner_queue import (
+    held_now,
     request_item,
     requests_read,
     user_limits_read,
     user_rooms,
 )
 from pool.selectors.planner_running import running_read
+from pool.selectors.reclaim import minimum_runs
 from quotas.engine.flavours import FlavourPolicy
 from quotas.models import CapacityRequest, GpuFlavour
 from quotas.selectors.trees import quota_trees
@@ -72,16 +74,16 @@ def snapshot_load(*, requests: Iterable[CapacityRequest] | None = None) -> Bundl
         given = list(requests)
         pending = {request.pk: request_item(request) for request in given}
         uids = {request.pk: str(request.uid) for request in given}
-    held: dict[int, int] = {}
-    for one in holding.values():
-        held[one.requester_id] = held.get(one.requester_id, 0) + one.charge_milli
     people = {item.user_id for item in pending.values() if item.user_id is not None}
+    running, limits = running_read(codes), user_limits_read()
+    held = held_now(holding, running.values()) if limits else {}
     snapshot = model.Snapshot(
         nodes=tuple(nodes_read(flavours).values()),
         flavours=tuple(facts_of(flavour) for flavour in flavours),
-        running=tuple(running_read(codes).values()),
+        running=tuple(running.values()),
         pending=tuple(pending.values()),
         quotas={codes[pk]: tree.snapshot() for pk, tree in quota_trees().items() if pk in codes},
-        users=user_rooms(user_limits_read(), held, people, holding.values()),
+        users=user_rooms(limits, held, people, holding.values()),
+        minimum_run=minimum_runs(),
     )
     return Bundle(snapshot, {code: pk for pk, code in codes.items()}, uids)

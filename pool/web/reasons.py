@@ -270,6 +270,10 @@ def _simple(code: str, f: Figures) -> Why:
             _("No node has all its data sets, and they may not be copied."),
             _("Allowing the data to be copied first."),
         ),
+        "images_absent": (
+            _("None of the nodes with these GPUs runs container images."),
+            _("A command without an image, or an administrator who installs podman there."),
+        ),
         "outside_domain": (_("The place that it names has no such GPUs."), _("A wider area.")),
         "domain_unknown": (
             _("It is not known which of these nodes are close together."),

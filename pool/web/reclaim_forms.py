@@ -13,6 +13,7 @@ from quotas.web.forms import ServiceForm
 
 MOMENT = {"type": "datetime-local"}
 WHOLE = {"inputmode": "numeric"}
+HOURS = {"inputmode": "decimal"}
 
 
 class WindowForm(ServiceForm):
@@ -70,6 +71,18 @@ class ModeForm(ServiceForm):
         widget=forms.RadioSelect,
     )
     willing = forms.BooleanField(label=_("It takes part while in roll-out"), required=False)
+    min_run_preempt_s = forms.CharField(
+        label=_("Left alone after its start, from displacing"),
+        help_text=_("Hours; empty: as the department above."),
+        required=False,
+        widget=forms.TextInput(attrs=HOURS),
+    )
+    min_run_reclaim_s = forms.CharField(
+        label=_("Left alone after its start, from owners"),
+        help_text=_("Hours; empty: as the department above."),
+        required=False,
+        widget=forms.TextInput(attrs=HOURS),
+    )
     reason = forms.CharField(label=_("Reason"), widget=forms.TextInput(attrs={"maxlength": "500"}))
 
 

@@ -76,9 +76,15 @@ def modes(request: HttpRequest) -> HttpResponse:
     department = get_object_or_404(Department, uid=chosen) if chosen not in ("", "all") else None
     loaded = Modes.load(policy.tree)
     own = loaded.own.get(department.pk if department is not None else None)
+    minimum = loaded.minimum.get(department.pk) if department is not None else None
     form = ModeForm(
         request.POST if request.method == "POST" else None,
-        initial={"mode": own.mode if own else "", "willing": bool(own and own.willing)},
+        initial={
+            "mode": own.mode if own else "",
+            "willing": bool(own and own.willing),
+            "min_run_preempt_s": hours_of(minimum.min_run_preempt_s) if minimum else "",
+            "min_run_reclaim_s": hours_of(minimum.min_run_reclaim_s) if minimum else "",
+        },
     )
     if request.method == "POST":
         policy.require(policy.administers_pool)
@@ -88,6 +94,12 @@ def modes(request: HttpRequest) -> HttpResponse:
                 department=department,
                 mode=form.typed("mode") or None,
                 willing=bool(form.typed("willing")),
+                minimum_s=None
+                if department is None
+                else (
+                    seconds_of(form.typed("min_run_preempt_s")),
+                    seconds_of(form.typed("min_run_reclaim_s")),
+                ),
                 reason=form.typed("reason")[:500],
             )
             name = department.name if department is not None else _("The installation")
@@ -102,6 +114,7 @@ def modes(request: HttpRequest) -> HttpResponse:
             "mode": loaded.mode_of(row.pk),
             "own": loaded.own.get(row.pk),
             "from": loaded.row_of(row.pk),
+            "minimum": loaded.minimum.get(row.pk),
         }
         for depth, row in policy.tree.ordered()
         if row.is_open
@@ -117,6 +130,11 @@ def modes(request: HttpRequest) -> HttpResponse:
         "may_act": policy.administers_pool,
     }
     return render(request, "pool/reclaim_modes.html", context, status=400 if form.errors else 200)
+
+
+def hours_of(seconds: int | None) -> str:
+    """Hours as one would type them."""
+    return "" if seconds is None else f"{seconds / 3600:.4g}"
 
 
 @login_required

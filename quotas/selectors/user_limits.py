@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from django.db.models import F, Sum
+from collections.abc import Collection
+
+from django.db.models import F, Q, Sum
 
 from portal.accounts.models import User
 from quotas.models import CapacityRequest, UserLimit
@@ -27,12 +29,27 @@ def own_limits(user: User | None) -> dict[str, int | None]:
     return {name: getattr(row, name) if row is not None else None for name in FIELDS}
 
 
-def held_milli(user_id: int, *, but_not: int | None = None) -> int:
-    """Milli-GPU that the person's requests hold now (allocated, whether starting, running or ending)."""
-    rows = CapacityRequest.objects.filter(requester_id=user_id, state=CapacityRequest.State.ALLOCATED)
+def held_by(user_ids: Collection[int], *, but_not: int | None = None) -> dict[int, tuple[int, int]]:
+    """(milli-GPU, requests) that people hold now (allocated, whether starting, running or ending), by person.
+
+    A request counts with what it holds, which is less than was asked where an elastic gang started smaller.
+    """
+    rows = CapacityRequest.objects.filter(requester_id__in=user_ids, state=CapacityRequest.State.ALLOCATED)
     if but_not is not None:
         rows = rows.exclude(pk=but_not)
-    return rows.aggregate(n=Sum("charge_milli"))["n"] or 0
+    open_now = Sum("usage_spans__charge_milli", filter=Q(usage_spans__ended_at=None))
+    found: dict[int, tuple[int, int]] = {}
+    for user_id, asked, holds in rows.annotate(holds=open_now).values_list(
+        "requester_id", "charge_milli", "holds"
+    ):
+        milli, count = found.get(user_id, (0, 0))
+        found[user_id] = (milli + (asked if holds is None else min(asked, holds)), count + 1)
+    return found
+
+
+def held_milli(user_id: int, *, but_not: int | None = None) -> int:
+    """Milli-GPU that one person's requests hold now."""
+    return held_by([user_id], but_not=but_not).get(user_id, (0, 0))[0]
 
 
 def waiting_count(user_id: int, *, but_not: int | None = None) -> int:

@@ -108,7 +108,7 @@ def judge(cleaned: Mapping[str, Any], *, user: User, policy: Policy) -> Judged:
             extra={"rules": list(plan.matched)},
         )
     charge = max(o.charge for o in usable) * at_once_of(cleaned)
-    _person_limits(user, charge, cleaned)
+    _person_limits(user, _least(charge, cleaned), cleaned)
     subject = CapacityRequest(requester=user, last_editor=user, department=cleaned["department"])
     steps = wanted_steps(plan, subject, Deciders.load(policy.tree)) if plan.steps else []
     named: GpuFlavour | None = cleaned["flavour"]
@@ -156,6 +156,12 @@ def level_error(code: str, check: LevelCheck, option: Option, policy: Policy) ->
             "flavour": option.flavour.code,
         },
     )
+
+
+def _least(charge: int, cleaned: Mapping[str, Any]) -> int:
+    """What it starts with at the least: an elastic gang may begin with fewer nodes."""
+    nodes, least = cleaned.get("nodes") or 1, cleaned.get("nodes_min")
+    return charge if least is None else charge * min(nodes, max(1, least)) // nodes
 
 
 def _person_limits(user: User, charge: int, cleaned: Mapping[str, Any]) -> None:

@@ -26,16 +26,20 @@ S = CapacityRequest.State
 SCHEDULER = "scheduler"
 
 
-def request_allocated(*, request_id: int, facts: dict[str, Any] | None = None) -> bool:
-    """The scheduler reserved GPUs for it. Conflict unless it is queued; Blocked where the person's own limit
-    on GPUs at once would be passed.
+def request_allocated(
+    *, request_id: int, charge_milli: int | None = None, facts: dict[str, Any] | None = None
+) -> bool:
+    """The scheduler reserved GPUs for it: as many as asked, or ``charge_milli`` of an elastic one. Conflict unless it
+    is queued; Blocked where the person's own limit on GPUs at once would be passed.
     """
     with transaction.atomic():
         request = request_lock(request_id)
         if request.state == S.ALLOCATED:
             return False
         gpus_at_once_check(
-            user_id=request.requester_id, charge_milli=request.charge_milli, but_not=request.pk
+            user_id=request.requester_id,
+            charge_milli=request.charge_milli if charge_milli is None else charge_milli,
+            but_not=request.pk,
         )
         running_room_check(user_id=request.requester_id)
         move(request, "allocate")

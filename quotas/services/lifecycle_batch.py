@@ -6,13 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from django.db import connection
-from django.db.models import Count, Sum
 
 from portal.kernel.bulk import rows_copy
 from portal.kernel.clock import now
 from portal.ops.actor import system
 from portal.ops.services.audit import audit_record_many, audit_row
 from quotas.models import CapacityRequest, RequestEvent, UserLimit
+from quotas.selectors.user_limits import held_by
 from quotas.services.lifecycle import SCHEDULER
 from quotas.transitions import REQUEST_ARROWS
 
@@ -44,9 +44,7 @@ class Rooms:
         everybody = limits.get(None, (None, None))
         self._limit = {one: limits.get(one, everybody) for one in user_ids}
         people = [one for one, limit in self._limit.items() if limit != (None, None)]
-        held = CapacityRequest.objects.filter(requester_id__in=people, state=S.ALLOCATED)
-        sums = held.values_list("requester_id").annotate(milli=Sum("charge_milli"), n=Count("id"))
-        self._held: dict[int, tuple[int, int]] = {row[0]: (row[1] or 0, row[2]) for row in sums if people}
+        self._held = held_by(people) if people else {}
 
     def refusal(self, user_id: int, charge_milli: int) -> str:
         """The code why so much more is beyond the person's limits, or ""."""

@@ -5,9 +5,9 @@ decision (the allocation's row is there) to the executor's confirmation, and the
 for the same (a shell; `sbatch`; `kubectl create` to pod bound). What the machine lacks raises `Missing`: it is named
 in `sizes`, and has no figures.
 
-A shell by hand runs after some 20 ms and a bare pod is bound after 10: what writes a decision, sends it, keeps it on the
-node's disk and gives it a process that watches it cannot be within 1.2 times of that. There the milliseconds beside the
-ratio (`more_than_bare_ms`) say what a person waits; against `sbatch` the ratio means something.
+A shell by hand runs after some 20 ms and a bare pod is bound after 10: what writes a decision, sends it, keeps it on
+the node's disk and gives it a process that watches it cannot be within 1.2 times of that. There the milliseconds beside
+the ratio (`more_than_bare_ms`) say what a person waits; against `sbatch` the ratio means something.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from django.db import IntegrityError, transaction
 
-from pool.engine.model import WHOLE, Evict, Kept, Layout, Member, Move, Plan, Take
+from pool.engine.model import WHOLE, Evict, Kept, Layout, Member, MinimumRun, Move, Plan, Take
 from pool.models import (
     Allocation,
     DepartmentMode,
@@ -33,6 +33,7 @@ from pool.services.keeps import keep_place, keeps_settle
 from pool.services.layouts import layouts_settle
 from pool.services.modes import consent_set, mode_set
 from pool.services.reclaim import evictions_apply, plan_reclaim_apply
+from pool.services.snapshot import snapshot_load
 from portal.accounts.policy import policy_of
 from portal.kernel.errors import Invalid, Refused
 from portal.kernel.units import to_ms
@@ -251,6 +252,35 @@ def test_modes_are_inherited_over_the_tree_and_the_nearest_wins():
         mode_set(acting_user=build.actor(admin), department=root, mode="enforce", reason=" ")
     assert DepartmentMode.objects.count() == 1
     assert policy_of(admin).administers_pool
+
+
+def test_work_is_left_alone_for_its_departments_minimum_run_time():
+    with at(0):
+        branch, owner = build.department("branch"), build.department("owner")
+        borrower = build.department("borrower", branch)
+        h800 = build.flavour("h800", installed=None)
+        pool.node(h800, 8)
+        build.limits(branch, h800, 4)
+        build.limits(owner, h800, 4)
+        mode_set(
+            acting_user=SYSTEM, department=branch, mode=None, minimum_s=(None, 3600), reason="long warm-up"
+        )
+        running(borrower, h800, 8)
+        ask = pool.queued(owner, h800, 4)
+        schedule_cycle()
+        assert ReclaimCase.objects.count() == 0
+        assert Modes.load().mode_of(borrower.pk) == "enforce"
+    with at(3000):
+        schedule_cycle()
+        assert ReclaimCase.objects.count() == 0
+        assert snapshot_load().snapshot.minimum_run == {branch.pk: MinimumRun(None, 3_600_000)}
+    with at(7200):
+        schedule_cycle()
+        assert ReclaimCase.objects.get().for_request_id == ask.pk
+    with pytest.raises(Invalid):
+        mode_set(acting_user=SYSTEM, department=None, mode="enforce", minimum_s=(60, None), reason="all")
+    mode_set(acting_user=SYSTEM, department=branch, mode=None, minimum_s=(None, None), reason="as all others")
+    assert DepartmentMode.objects.count() == 0
 
 
 def test_pilot_advises_and_counts_and_takes_nothing(two):

@@ -16,6 +16,7 @@ from portal.kernel.clock import set_clock
 from portal.ops.services.outbox import outbox_deliver
 from quotas.models import CapacityRequest, QuotaUsage, UserLimit
 from quotas.selectors.flavours import flavours_on_offer
+from quotas.selectors.user_limits import held_milli
 from quotas.services.asking import read_request
 from quotas.services.queue_sweep import queue_sweep
 from quotas.services.series import series_follow
@@ -173,6 +174,21 @@ def test_S144_an_elastic_gang_starts_with_what_there_is_and_is_charged_for_that(
     allocation = open_allocations().get(request=made)
     assert (allocation.members.count(), allocation.charge_milli) == (2, 16_000)
     assert QuotaUsage.objects.get(department=house.video, flavour=house.h800).total == 24_000
+
+
+def test_an_elastic_gang_starts_as_large_as_its_persons_limit_allows_and_counts_as_large_as_it_is(house):
+    for _ in range(4):
+        pool.node(house.h800)
+    UserLimit.objects.create(user=house.lin, gpus_at_once_milli=17_000)
+    made = agreed(house.submit(gpus_per_node=8, nodes=3, nodes_min=2, purpose="elastic"))
+    schedule_cycle()
+    assert open_allocations().get(request=made).charge_milli == 16_000
+    last, beyond = house.submit(), house.submit()
+    schedule_cycle()
+    assert open_allocations().filter(request=last).exists()
+    entry = QueueEntry.objects.get(request=beyond)
+    assert (entry.reason, entry.figures["used"]) == ("user_limit", 17_000)
+    assert held_milli(house.lin.pk) == 17_000
 
 
 def test_a_person_runs_no_more_requests_than_allowed_and_is_told(house):

@@ -163,6 +163,23 @@ def test_an_administrator_sets_modes_rules_and_takes_a_surplus_back(scene: Scene
         f"/reclaim/modes/?department={scene.team.uid}", {"mode": "pilot", "reason": "first weeks"}
     )
     assert (answer.status_code, DepartmentMode.objects.get().mode) == (302, "pilot")
+    answer = admin.post(
+        f"/reclaim/modes/?department={scene.team.uid}",
+        {"mode": "", "min_run_preempt_s": "", "min_run_reclaim_s": "1.5", "reason": "long warm-up"},
+    )
+    row = DepartmentMode.objects.get()
+    assert (answer.status_code, row.mode, row.min_run_preempt_s, row.min_run_reclaim_s) == (
+        302,
+        "",
+        None,
+        5400,
+    )
+    page = admin.get(f"/reclaim/modes/?department={scene.team.uid}").content.decode()
+    assert 'value="1.5"' in page and "1\xa0h\xa030\xa0min from owners" in page
+    bad = admin.post(
+        f"/reclaim/modes/?department={scene.team.uid}", {"min_run_reclaim_s": "soon", "reason": "r"}
+    )
+    assert bad.status_code == 400
     form = admin.get("/reclaim/rules/").context["form"]
     values = {name: str(form.initial[name]) for name in form.fields if name in form.initial}
     values.pop("idle_everybody")
@@ -242,6 +259,7 @@ def test_the_api_can_what_the_pages_can(scene: Scene) -> None:
     assert mine.post("/api/v1/reclaim-modes/", body, **post).status_code == 403
     assert admin.post("/api/v1/reclaim-modes/", body, **post).json() == {
         "department": "vg", "mode": "rollout", "willing": True, "own": True,
+        "min_run_preempt_s": None, "min_run_reclaim_s": None,
     }  # fmt: skip
     assert {row["department"]: row["mode"] for row in admin.get("/api/v1/reclaim-modes/").json()}[
         "vg"
