@@ -10,6 +10,7 @@ from monitoring.services.day_sums import days_sum
 from monitoring.services.exports import export_make, exports_sweep
 from monitoring.services.findings import findings_sweep
 from monitoring.services.health import health_judge
+from monitoring.services.idle_surcharges import idle_surcharges_sweep
 from monitoring.services.idleness import idle_judge
 from monitoring.services.partitions import partitions_keep
 from monitoring.services.report_runs import reports_send
@@ -49,6 +50,7 @@ def day_sums() -> None:
     with task_run("monitoring.day_sums") as facts:
         facts["states"] = card_states_sweep()
         facts["days"] = days_sum()
+        facts["idle_surcharges"] = idle_surcharges_sweep()
 
 
 @shared_task(name="monitoring.make_export", queue="reports", ignore_result=True)

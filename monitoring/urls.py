@@ -60,6 +60,7 @@ urlpatterns = [
     path("reports/runs/<uuid:uid>/", views_reports.report_run_page, name="report-run"),
     path("reports/runs/<uuid:uid>/file/", views_reports.report_run_file, name="report-run-file"),
     path("reports/saved/<uuid:uid>/forget/", views_reports.report_forget_view, name="report-forget"),
+    path("reports/idle-surcharge/", views_reports.report_idle_preview, name="report-idle-preview"),
     path("reports/coverage/", views_reports.report_coverage, name="report-coverage"),
     path("reports/what-if/", views_what_if.what_ifs, name="what-ifs"),
     path("reports/what-if/<uuid:uid>/", views_what_if.what_if, name="what-if"),

@@ -276,6 +276,17 @@ def _use_rows(span: _Day, spans: dict[int, UsageSpan], uses: dict[int, Any]) -> 
         .annotate(micro=Sum("amount_micro"))
         .values_list("span", "micro")
     )
+    surcharges = dict(
+        LedgerEntry.objects.filter(
+            Q(kind=LedgerEntry.Kind.IDLE) | Q(corrects__kind=LedgerEntry.Kind.IDLE),
+            local_day=span.day,
+            span__in=list(spans),
+        )
+        .order_by()
+        .values("span")
+        .annotate(micro=Sum("amount_micro"))
+        .values_list("span", "micro")
+    )
     for live in running_now().cuts:
         if live.cut.day == span.day:
             money[live.span_id] = money.get(live.span_id, 0) + live.cut.amount_micro
@@ -292,7 +303,11 @@ def _use_rows(span: _Day, spans: dict[int, UsageSpan], uses: dict[int, Any]) -> 
             ),
             None,
         )
-        micro = money.get(key, 0)
+        micro, surcharge = (
+            money.get(key, 0),
+            surcharges.get(key, 0),
+        )  # a surcharge on idle hours is all for idle
+        idle_micro = round_half_up((micro - surcharge) * use.idle, use.allocated) if use.allocated else 0
         out.append(
             UseDay(
                 local_day=span.day,
@@ -311,7 +326,7 @@ def _use_rows(span: _Day, spans: dict[int, UsageSpan], uses: dict[int, Any]) -> 
                 idle_ms=use.idle,
                 unknown_ms=use.unknown,
                 amount_micro=micro,
-                idle_micro=round_half_up(micro * use.idle, use.allocated) if use.allocated else 0,
+                idle_micro=idle_micro + surcharge,
             )
         )
     return out

@@ -19,6 +19,7 @@ from django.views.decorators.http import require_POST, require_safe
 from monitoring.models import ReportRun, SavedReport
 from monitoring.selectors.reports.base import GROUP_WORDS, Ask, Kind, ask_from
 from monitoring.selectors.reports.frozen import Content, content_of, coverage_text, filter_text, period_text
+from monitoring.selectors.reports.idle import idle_surcharge
 from monitoring.selectors.reports.kinds import KINDS, kind_of
 from monitoring.selectors.reports.period import DAYS
 from monitoring.selectors.reports.runs import run_for
@@ -148,6 +149,22 @@ def report_waste_card(request: HttpRequest) -> HttpResponse:
         "full": answer.covered is not None and answer.covered[0] == answer.covered[1],
     }
     return render(request, "monitoring/reports/_waste_card.html", context)
+
+
+@login_required
+@require_safe
+@one_look()
+def report_idle_preview(request: HttpRequest) -> HttpResponse:
+    """``/reports/idle-surcharge/?period=2026-05&flavour=…&idle=1500000``: for the price book, what a surcharge (micro
+    units per idle GPU-hour) would have brought in that time, rounded as it would be booked.
+    """
+    text = request.GET.get("idle", "")
+    if not text.isdecimal() or len(text) > 13:
+        raise Invalid.field("idle", _("This is no amount."))
+    ask = ask_from(KINDS["waste"], clean_params(request.GET.dict()), policy_of_request(request))
+    idle_ms, micro = idle_surcharge(ask, int(text))
+    context = {"idle_ms": idle_ms, "micro": micro, "period": period_text(ask.period)}
+    return render(request, "monitoring/reports/_idle_preview.html", context)
 
 
 @login_required

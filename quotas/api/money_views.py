@@ -41,8 +41,9 @@ class PriceSerializer(serializers.ModelSerializer[PriceRate]):
     class Meta:
         model = PriceRate
         fields = [
-            "uid", "flavour", "site", "department", "micro_per_gpu_hour", "list_micro_per_gpu_hour", "currency",
-            "valid_from", "valid_to", "book", "set_by",
+            "uid", "flavour", "site", "department", "micro_per_gpu_hour", "list_micro_per_gpu_hour",
+            "power_micro_per_gpu_hour", "idle_micro_per_gpu_hour", "currency", "valid_from", "valid_to", "book",
+            "set_by",
         ]  # fmt: skip
 
     def get_currency(self, _rate: PriceRate) -> str:
@@ -58,7 +59,13 @@ class PriceInput(serializers.Serializer[Any]):
     department = serializers.CharField(
         required=False, allow_blank=True, default="", help_text="code; empty: for all"
     )
-    micro_per_gpu_hour = serializers.IntegerField(min_value=0, help_text="what is charged")
+    micro_per_gpu_hour = serializers.IntegerField(min_value=0, help_text="without surcharges")
+    power_micro_per_gpu_hour = serializers.IntegerField(
+        min_value=0, required=False, default=0, help_text="surcharge on every GPU-hour held"
+    )
+    idle_micro_per_gpu_hour = serializers.IntegerField(
+        min_value=0, required=False, default=0, help_text="surcharge on GPU-hours held idle"
+    )
     list_micro_per_gpu_hour = serializers.IntegerField(
         min_value=0, required=False, allow_null=True, default=None
     )
@@ -93,8 +100,8 @@ class LineSerializer(serializers.ModelSerializer[LedgerEntry]):
         model = LedgerEntry
         fields = [
             "entry", "uid", "kind", "booked_month", "local_day", "starts_at", "ends_at", "request", "department",
-            "user", "cost_code", "flavour", "site", "node", "gpu", "charge_milli", "gpu_ms", "micro_per_gpu_hour",
-            "rate_uid", "amount_micro", "currency", "corrects", "reason", "booked_at",
+            "user", "cost_code", "flavour", "site", "node", "gpu", "charge_milli", "gpu_ms", "surcharge_ms",
+            "micro_per_gpu_hour", "rate_uid", "amount_micro", "currency", "corrects", "reason", "booked_at",
         ]  # fmt: skip
 
     def get_request(self, line: LedgerEntry) -> str | None:
@@ -168,6 +175,8 @@ class PriceViewSet(ApiViewSet):
             department=department,
             micro_per_gpu_hour=data["micro_per_gpu_hour"],
             list_micro_per_gpu_hour=data["list_micro_per_gpu_hour"],
+            power_micro_per_gpu_hour=data["power_micro_per_gpu_hour"],
+            idle_micro_per_gpu_hour=data["idle_micro_per_gpu_hour"],
             valid_from=data.get("valid_from") or now(),
             site_code=data["site"],
             book=data["book"],
@@ -199,6 +208,8 @@ class PriceViewSet(ApiViewSet):
                 "department": row.department.code if row.department is not None else "",
                 "micro_per_gpu_hour": row.micro,
                 "list_micro_per_gpu_hour": row.list_micro,
+                "power_micro_per_gpu_hour": row.power_micro,
+                "idle_micro_per_gpu_hour": row.idle_micro,
                 "valid_from": row.valid_from,
                 "new": row.new,
             }

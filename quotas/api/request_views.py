@@ -23,7 +23,7 @@ from quotas.api import serializers as s
 from quotas.models import CapacityRequest, GpuFlavour
 from quotas.selectors.fit import Option
 from quotas.selectors.flavours import flavours_on_offer
-from quotas.selectors.prices import general_rates
+from quotas.selectors.prices import general_prices
 from quotas.selectors.requests import visible_requests, with_open_step
 from quotas.selectors.series import progress_of_all
 from quotas.services.approvals import request_consent
@@ -335,7 +335,7 @@ class FlavourViewSet(ApiViewSet):
 
     def list(self, request: Request) -> Response:
         """All, with capacity, price and MIG profiles."""
-        prices = dict(general_rates(now()).values_list("flavour_id", "micro_per_gpu_hour"))
+        prices = general_prices(now())
         rows = self.paginate_queryset(flavours_on_offer())
         return self.get_paginated_response(
             s.FlavourSerializer(rows, many=True, context={"prices": prices}).data

@@ -32,8 +32,8 @@ class BillingError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PriceSpan:
-    """One price version: micro-currency per GPU-hour, in force from ``start`` (included) to ``end`` (None =
-    open).
+    """One price version: micro-currency per GPU-hour, power included, in force from ``start`` (included) to ``end``
+    (None = open).
     """
 
     version: NodeId

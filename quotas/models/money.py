@@ -19,6 +19,9 @@ from quotas.models.request import CapacityRequest
 class PriceRate(PublicModel):
     """Price of one GPU-hour of a flavour during a time: the contracted one, and perhaps the list price beside it.
 
+    Two surcharges are options: for power, on every GPU-hour held (what is charged is price + power, and the part is
+    stated); for idle hours, booked as lines of their own once the telemetry of a day has settled.
+
     A department's own rate holds for all below it and beats the general one; the nearest department's wins, and among
     rates of one department (or general ones) a site's own beats that for all sites.
     """
@@ -31,6 +34,12 @@ class PriceRate(PublicModel):
     micro_per_gpu_hour = models.BigIntegerField(help_text="what is charged: the contracted price")
     list_micro_per_gpu_hour = models.BigIntegerField(
         null=True, blank=True, help_text="the list price, where it differs"
+    )
+    power_micro_per_gpu_hour = models.BigIntegerField(
+        default=0, help_text="surcharge for power and cooling, on top of the price of every GPU-hour held"
+    )
+    idle_micro_per_gpu_hour = models.BigIntegerField(
+        default=0, help_text="surcharge on GPU-hours that were held idle, by telemetry"
     )
     during = DateTimeRangeField()
     book = models.CharField(max_length=48, blank=True, help_text="version of the price book it came with")
@@ -52,14 +61,23 @@ class PriceRate(PublicModel):
                 condition=Q(list_micro_per_gpu_hour=None) | Q(list_micro_per_gpu_hour__gte=0),
                 name="rate_list_not_negative",
             ),
+            models.CheckConstraint(
+                condition=Q(power_micro_per_gpu_hour__gte=0, idle_micro_per_gpu_hour__gte=0),
+                name="rate_surcharges_not_negative",
+            ),
         ]
 
     def __str__(self) -> str:
         return f"{self.flavour} {self.micro_per_gpu_hour}"
 
     @property
+    def charged_micro(self) -> int:
+        """What a GPU-hour that is held costs: price and power."""
+        return self.micro_per_gpu_hour + self.power_micro_per_gpu_hour
+
+    @property
     def list_micro(self) -> int:
-        """The list price; where none is named, what is charged."""
+        """The list price; where none is named, the price. Power comes on top of both."""
         own = self.list_micro_per_gpu_hour
         return self.micro_per_gpu_hour if own is None else own
 
@@ -107,11 +125,13 @@ class LedgerEntry(models.Model):
     """One slice of GPU time at one price on one local day. Insert-only (trigger in migration 0002).
 
     `amount_micro = round_half_up(gpu_ms × micro_per_gpu_hour / 3,600,000)`; totals are sums of these rounded
-    rows everywhere. A correction is a new row with `corrects` set and signed figures.
+    rows everywhere. A correction is a new row with `corrects` set and signed figures. An idle surcharge counts no
+    hours of its own: what it is of stands in `surcharge_ms`, `amount_micro` is that × `micro_per_gpu_hour`.
     """
 
     class Kind(models.TextChoices):
         USAGE = "usage", _("Usage")
+        IDLE = "idle", _("Idle surcharge")
         CORRECTION = "correction", _("Correction")
 
     id = models.BigAutoField(primary_key=True)
@@ -134,7 +154,11 @@ class LedgerEntry(models.Model):
     ends_at = models.DateTimeField()
     local_day = models.DateField(help_text="in the billing time zone")
     gpu_ms = models.BigIntegerField()
-    micro_per_gpu_hour = models.BigIntegerField()
+    surcharge_ms = models.BigIntegerField(
+        default=0,
+        help_text="GPU-milliseconds that a surcharge is of; the line of their use counts them as hours",
+    )
+    micro_per_gpu_hour = models.BigIntegerField(help_text="power included")
     rate_uid = models.UUIDField(null=True, help_text="price version; null: no price was set (counted as 0)")
     amount_micro = models.BigIntegerField()
     currency = models.CharField(max_length=3)
@@ -148,9 +172,12 @@ class LedgerEntry(models.Model):
             models.UniqueConstraint(
                 Coalesce(F("span"), Value(0)), F("starts_at"), condition=Q(kind="usage"), name="ledger_once"
             ),
+            models.UniqueConstraint("span", "local_day", condition=Q(kind="idle"), name="ledger_idle_once"),
             models.CheckConstraint(condition=Q(ends_at__gte=F("starts_at")), name="ledger_order"),
             models.CheckConstraint(
-                condition=Q(kind="correction", corrects__isnull=False) | Q(kind="usage", gpu_ms__gte=0),
+                condition=Q(kind="correction", corrects__isnull=False)
+                | Q(kind="usage", gpu_ms__gte=0, surcharge_ms=0)
+                | Q(kind="idle", gpu_ms=0, surcharge_ms__gte=0, span__isnull=False),
                 name="ledger_kind",
             ),
         ]
@@ -196,6 +223,7 @@ class LedgerSum(models.Model):
     cost_code = models.CharField(max_length=48, blank=True)
     gpu_ms = models.BigIntegerField()
     amount_micro = models.BigIntegerField()
+    power_micro = models.BigIntegerField(default=0, help_text="the part of it that is for power")
     lines = models.BigIntegerField()
 
     class Meta:

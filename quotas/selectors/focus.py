@@ -23,14 +23,14 @@ COLUMNS = (
     "InvoiceIssuerName", "ListCost", "ListUnitPrice", "PricingCategory", "PricingQuantity", "PricingUnit",
     "ProviderName", "PublisherName", "RegionId", "ResourceId", "ResourceName", "ResourceType", "ServiceCategory",
     "ServiceName", "SkuId", "SkuPriceId", "SubAccountId", "SubAccountName", "Tags", "x_LedgerEntry",
-    "x_GpuMilliseconds", "x_PriceKnown",
+    "x_GpuMilliseconds", "x_PriceKnown", "x_PowerCost",
 )  # fmt: skip
 UNIT = "GPU-Hours"
 SERVICE = "GPU pool"
 FIELDS = (
     "id", "kind", "department_id_ref", "department_path", "user_name", "cost_code", "flavour_name", "flavour__code",
     "site_code", "node_name", "gpu_label", "request_id_ref", "starts_at", "ends_at", "local_day", "gpu_ms",
-    "micro_per_gpu_hour", "rate_uid", "amount_micro", "currency",
+    "surcharge_ms", "micro_per_gpu_hour", "rate_uid", "amount_micro", "currency",
 )  # fmt: skip
 
 
@@ -41,12 +41,14 @@ def focus_rows(lines: Lines) -> Iterator[list[str]]:
     start, end = month_bounds(month.year, month.month, billing_zone())
     account = settings.GPUPOOL_ORGANISATION or "GPU pool"
     rows = lines.booked().order_by("id").values_list(*FIELDS).iterator(chunk_size=5000)
+    rates = {rate.uid: rate for rate in PriceRate.objects.all()}
     listed = {
-        uid: micro
-        for uid, micro in PriceRate.objects.values_list("uid", "list_micro_per_gpu_hour")
-        if micro is not None
+        uid: rate.list_micro + rate.power_micro_per_gpu_hour
+        for uid, rate in rates.items()
+        if rate.list_micro_per_gpu_hour is not None
     }
-    return _rows(rows, month, utc(start), utc(end), account, listed)
+    power = {uid: rate.power_micro_per_gpu_hour for uid, rate in rates.items()}
+    return _rows(rows, month, utc(start), utc(end), account, listed, power)
 
 
 @lru_cache(maxsize=4096)
@@ -61,15 +63,20 @@ def _rows(
     end: str,
     account: str,
     listed: Mapping[Any, int],
+    power: Mapping[Any, int],
 ) -> Iterator[list[str]]:
-    of_correction = str(LedgerEntry.Kind.CORRECTION)
+    kinds = LedgerEntry.Kind
+    of_correction, of_idle = str(kinds.CORRECTION), str(kinds.IDLE)
     price_text = lru_cache(maxsize=1024)(money)
     for row in rows:
         line = dict(zip(FIELDS, row, strict=True))
         cost = money(line["amount_micro"])
         price = price_text(line["micro_per_gpu_hour"]) if line["rate_uid"] is not None else "0.000000"
-        quantity = hours(line["gpu_ms"])
-        micro = listed.get(line["rate_uid"])
+        idle = line["kind"] == of_idle
+        quantity = hours(line["surcharge_ms"] if idle else line["gpu_ms"])
+        micro = None if idle else listed.get(line["rate_uid"])
+        part = power.get(line["rate_uid"], 0)
+        for_power = money(cost_micro(line["gpu_ms"], part)) if part else "0.000000"
         list_price = price if micro is None else price_text(micro)
         # What a correction of money alone takes back was never on the list.
         list_cost = cost if micro is None or not line["gpu_ms"] else money(cost_micro(line["gpu_ms"], micro))
@@ -77,19 +84,20 @@ def _rows(
         correction = line["kind"] == of_correction
         earlier = correction and first_of_month(line["local_day"]) < month
         category = "Adjustment" if correction and not earlier else "Usage"
-        tags = _tags(line["cost_code"], line["user_name"], line["department_path"])
         share = f"{line['flavour_name']}, {line['gpu_label'] or line['node_name']}"
-        what = f"Correction of {share}" if correction else f"Use of {share}"
+        tags = _tags(line["cost_code"], line["user_name"], line["department_path"])
+        what = f"{'Correction' if correction else 'Idle surcharge' if idle else 'Use'} of {share}"
+        consumed = not correction and not idle  # what is idle was consumed in the row of its use
         stop = line["ends_at"] if line["ends_at"] > line["starts_at"] else None
         yield [
             cost, account, account, line["currency"], end, start, category, "Correction" if earlier else "", what,
             "Usage-Based" if not correction else "One-Time", utc(stop) if stop else end, utc(line["starts_at"]),
-            quantity if not correction else "", "Hours" if not correction else "", cost, "" if correction else price,
+            quantity if consumed else "", "Hours" if consumed else "", cost, "" if correction else price,
             cost, account, list_cost, "" if correction else list_price, "" if correction else "Standard", quantity,
             UNIT, account, account, line["site_code"], line["gpu_label"], line["gpu_label"], "GPU", "Compute", SERVICE,
             line["flavour__code"], str(line["rate_uid"] or ""), str(line["department_id_ref"]),
             line["department_path"], tags, str(line["id"]), str(line["gpu_ms"]),
-            "true" if line["rate_uid"] is not None else "false",
+            "true" if line["rate_uid"] is not None else "false", for_power,
         ]  # fmt: skip
 
 

@@ -21,8 +21,8 @@ from quotas.services.prices import PRICED_LATE
 
 MACHINE_COLUMNS = (
     "entry", "uid", "kind", "booked_month", "local_day", "starts_at", "ends_at", "request", "department",
-    "user", "cost_code", "flavour", "site", "node", "gpu", "charge_milli", "gpu_ms", "micro_per_gpu_hour",
-    "rate_uid", "amount_micro", "currency", "corrects", "reason", "booked_at",
+    "user", "cost_code", "flavour", "site", "node", "gpu", "charge_milli", "gpu_ms", "surcharge_ms",
+    "micro_per_gpu_hour", "rate_uid", "amount_micro", "currency", "corrects", "reason", "booked_at",
 )  # fmt: skip
 
 
@@ -43,8 +43,8 @@ def machine_rows(lines: Iterable[LedgerEntry]) -> Iterator[list[Any]]:
             line.pk, line.uid if line.pk else None, line.kind if line.pk else "running", f"{line.booked_month:%Y-%m}",
             line.local_day, line.starts_at, line.ends_at, f"R-{line.request_id_ref}", line.department_path,
             line.user_name, line.cost_code, line.flavour_name, line.site_code, line.node_name, line.gpu_label,
-            line.charge_milli, line.gpu_ms, line.micro_per_gpu_hour, line.rate_uid, line.amount_micro,
-            line.currency, line.corrects_id, line.reason, line.booked_at if line.pk else None,
+            line.charge_milli, line.gpu_ms, line.surcharge_ms, line.micro_per_gpu_hour, line.rate_uid,
+            line.amount_micro, line.currency, line.corrects_id, line.reason, line.booked_at if line.pk else None,
         ]  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def people_columns() -> list[str]:
     return [
         _("Entry"), _("Kind"), _("Day"), _("From"), _("To"), _("Request"), _("Department, then"), _("Person"),
         _("Cost centre"), _("Flavour"), _("Site"), _("Node"), _("GPU"), _("Share of card"), _("GPU·h"),
-        _("GPU-milliseconds"), _("Price per GPU·h"), _("Cost"), _("Reason"),
+        _("GPU-milliseconds"), _("Surcharge on GPU·h"), _("Price per GPU·h"), _("Cost"), _("Reason"),
     ]  # fmt: skip
 
 
@@ -65,6 +65,7 @@ def sheet_columns() -> list[Column]:
         Column("person", _("Person")), Column("cost_code", _("Cost centre")), Column("flavour", _("Flavour")),
         Column("site", _("Site")), Column("node", _("Node")), Column("gpu", _("GPU")),
         Column("share", _("Share of card"), GPUS), Column("hours", _("GPU·h"), HOURS),
+        Column("surcharge", _("Surcharge on GPU·h"), HOURS, added=False),
         Column("price", _("Price per GPU·h"), MONEY, added=False), Column("cost", _("Cost"), MONEY),
         Column("reason", _("Reason")),
     ]  # fmt: skip
@@ -79,7 +80,8 @@ def sheet_rows(lines: Iterable[LedgerEntry]) -> Iterator[list[Any]]:
             clock_time(line.starts_at, zone),
             clock_time(line.ends_at, zone), f"R-{line.request_id_ref}", line.department_path,
             line.user_name, line.cost_code, line.flavour_name, line.site_code, line.node_name, line.gpu_label,
-            line.charge_milli, line.gpu_ms, line.micro_per_gpu_hour if line.rate_uid else None, line.amount_micro,
+            line.charge_milli, line.gpu_ms, line.surcharge_ms, line.micro_per_gpu_hour if line.rate_uid else None,
+            line.amount_micro,
             reason_text(line.reason),
         ]  # fmt: skip
 
@@ -110,6 +112,7 @@ def people_rows(lines: Iterable[LedgerEntry]) -> Iterator[list[Any]]:
             Decimal(line.charge_milli) / 1000,
             hours(line.gpu_ms),
             line.gpu_ms,
+            hours(line.surcharge_ms),
             amount(line.micro_per_gpu_hour) if line.rate_uid else _("no price"),
             amount(line.amount_micro),
             reason_text(line.reason),

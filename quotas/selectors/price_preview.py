@@ -16,7 +16,7 @@ SELECT department_id_ref, sum(amount_micro)::bigint,
        sum(sign(gpu_ms) * floor((2 * abs(gpu_ms)::numeric * %(price)s + 3600000) / 7200000))::bigint,
        sum(gpu_ms)::bigint
 FROM quotas_ledgerentry
-WHERE flavour_id = %(flavour)s AND booked_month = %(month)s AND (
+WHERE flavour_id = %(flavour)s AND kind <> 'idle' AND booked_month = %(month)s AND (
     CASE WHEN %(site)s = '' THEN NOT site_code = ANY(%(own)s) ELSE site_code = %(site)s END
 ) AND (%(inside)s::bigint[] IS NULL OR department_id_ref = ANY(%(inside)s)) AND NOT department_id_ref = ANY(%(apart)s)
 GROUP BY 1
@@ -75,7 +75,8 @@ def price_preview(
 ) -> Preview:
     """The lines of a month that the price would have held for: of its department and all below it, or for a general
     one of all, without departments below that have prices of their own; of its site, or for all sites of those that
-    have none. Corrections of hours are repriced too; corrections of money alone fall away.
+    have none. Corrections of hours are repriced too; corrections of money alone fall away. Surcharges on idle hours
+    are no part of it. `micro_per_gpu_hour` is what would be charged, power included.
     """
     set_already = PriceRate.objects.filter(flavour=flavour)
     own = sorted(

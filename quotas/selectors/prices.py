@@ -30,6 +30,11 @@ def general_rates(at: datetime) -> QuerySet[PriceRate]:
     return PriceRate.objects.filter(site_code="", department=None, during__contains=at)
 
 
+def general_prices(at: datetime) -> dict[int, int]:
+    """What a GPU-hour of each flavour costs everybody at all sites, power included."""
+    return {rate.flavour_id: rate.charged_micro for rate in general_rates(at)}
+
+
 def rates_now(
     flavour_ids: Iterable[int] | None,
     *,
@@ -55,7 +60,7 @@ def rates_now(
     found: dict[int, tuple[int, bool, int]] = {}
     for rate in rows:
         own_site = bool(site_code) and rate.site_code == site_code
-        key = (near.get(rate.department_id or 0, 0), own_site, rate.micro_per_gpu_hour)
+        key = (near.get(rate.department_id or 0, 0), own_site, rate.charged_micro)
         if rate.flavour_id not in found or key > found[rate.flavour_id]:
             found[rate.flavour_id] = key
     return {flavour_id: micro for flavour_id, (_near, _own, micro) in found.items()}
@@ -111,7 +116,7 @@ class PriceBook:
         book: dict[tuple[int, str, int | None], list[PriceSpan]] = defaultdict(list)
         for rate in PriceRate.objects.filter(query).order_by("during"):
             book[rate.flavour_id, rate.site_code, rate.department_id].append(
-                PriceSpan(str(rate.uid), rate.micro_per_gpu_hour, rate.during.lower, rate.during.upper)
+                PriceSpan(str(rate.uid), rate.charged_micro, rate.during.lower, rate.during.upper)
             )
         owned = any(department is not None for _flavour, _site, department in book)
         return cls(dict(book), department_parents() if owned else {})

@@ -155,9 +155,9 @@ WITH many AS (
     RETURNING s.*
 )
 INSERT INTO quotas_ledgersum (booked_month, local_day, kind, department_id_ref, user_id_ref, flavour_id, site_code,
-                              cost_code, gpu_ms, amount_micro, lines)
+                              cost_code, gpu_ms, amount_micro, power_micro, lines)
 SELECT booked_month, local_day, kind, department_id_ref, user_id_ref, flavour_id, site_code, cost_code,
-       sum(gpu_ms)::bigint, sum(amount_micro)::bigint, sum(lines)::bigint
+       sum(gpu_ms)::bigint, sum(amount_micro)::bigint, sum(power_micro)::bigint, sum(lines)::bigint
 FROM taken GROUP BY 1, 2, 3, 4, 5, 6, 7, 8
 """
 
@@ -180,7 +180,7 @@ def correction_of(
         for field in LedgerEntry._meta.concrete_fields
         if field.attname not in {"id", "uid", "kind", "corrects_id", "reason", "booked_at", "booked_month"}
     }
-    copied |= {"gpu_ms": gpu_ms, "amount_micro": amount_micro}
+    copied |= {"surcharge_ms": 0, "gpu_ms": gpu_ms, "amount_micro": amount_micro}
     return LedgerEntry(
         uid=uuid7(),
         kind=LedgerEntry.Kind.CORRECTION,

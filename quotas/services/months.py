@@ -151,7 +151,7 @@ def correction_book(
         entry = LedgerEntry.objects.select_for_update(no_key=True).filter(uid=entry_uid).first()
         if entry is None:
             raise NotFound(code="not_found", detail=_("There is no such line in the ledger."))
-        if entry.kind != LedgerEntry.Kind.USAGE:
+        if entry.kind == LedgerEntry.Kind.CORRECTION:
             raise Conflict(
                 code="correction_of_correction", detail=_("Correct the line itself, not its correction.")
             )

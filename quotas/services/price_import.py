@@ -23,11 +23,13 @@ from quotas.services.prices import may_price, rate_set
 
 REQUIRED = ("flavour",)
 OPTIONAL = (
-    "site", "department", "price", "micro_per_gpu_hour", "list_price", "list_micro_per_gpu_hour", "valid_from",
-    "valid_to", "book", "reason", "uid", "entered_by",
+    "site", "department", "price", "micro_per_gpu_hour", "list_price", "list_micro_per_gpu_hour", "power",
+    "power_micro_per_gpu_hour", "idle", "idle_micro_per_gpu_hour", "valid_from", "valid_to", "book", "reason", "uid",
+    "entered_by",
 )  # fmt: skip
 ALIASES = {
     "型号": "flavour", "机房": "site", "部门": "department", "单价": "price", "目录价": "list_price",
+    "电费附加": "power", "空闲附加": "idle",
     "生效时间": "valid_from", "版本": "book", "理由": "reason", "version": "book",
 }  # fmt: skip
 
@@ -42,6 +44,8 @@ class Taken:
     department: Department | None
     micro: int
     list_micro: int | None
+    power_micro: int
+    idle_micro: int
     valid_from: datetime
     new: bool
 
@@ -54,6 +58,8 @@ class _Wanted:
     department: Department | None
     micro: int
     list_micro: int | None
+    power_micro: int
+    idle_micro: int
     valid_from: datetime
     book: str
 
@@ -71,7 +77,7 @@ def prices_import(
 ) -> list[Taken]:
     """Put the rates of a file in force, oldest first; returns its rows. A row that stands in the book already changes
     nothing. Columns: flavour (code), price (money) or micro_per_gpu_hour, and site, department (code), list_price,
-    valid_from (billing zone where it names none; empty: from now on), book, reason.
+    power and idle (surcharges), valid_from (billing zone where it names none; empty: from now on), book, reason.
 
     Invalid (`table_invalid`) with every wrong row and column; then, and with ``dry_run``, nothing is changed.
     """
@@ -101,6 +107,8 @@ def _take(acting_user: Actor, one: _Wanted, reason: str, problems: Problems) -> 
         department=one.department,
         micro_per_gpu_hour=one.micro,
         list_micro_per_gpu_hour=one.list_micro,
+        power_micro_per_gpu_hour=one.power_micro,
+        idle_micro_per_gpu_hour=one.idle_micro,
         during__startswith=one.valid_from,
     ).exists()
     if not there:
@@ -111,6 +119,8 @@ def _take(acting_user: Actor, one: _Wanted, reason: str, problems: Problems) -> 
                     flavour=one.flavour,
                     micro_per_gpu_hour=one.micro,
                     list_micro_per_gpu_hour=one.list_micro,
+                    power_micro_per_gpu_hour=one.power_micro,
+                    idle_micro_per_gpu_hour=one.idle_micro,
                     valid_from=one.valid_from,
                     site_code=one.site,
                     department=one.department,
@@ -127,6 +137,8 @@ def _take(acting_user: Actor, one: _Wanted, reason: str, problems: Problems) -> 
         one.department,
         one.micro,
         one.list_micro,
+        one.power_micro,
+        one.idle_micro,
         one.valid_from,
         not there,
     )
@@ -148,9 +160,15 @@ def _read(table: Table, problems: Problems) -> list[_Wanted]:
             problems.add(row.number, "site", _("This is too long."))
         micro = _micro(row, "price", "micro_per_gpu_hour", problems, needed=True)
         listed = _micro(row, "list_price", "list_micro_per_gpu_hour", problems, needed=False)
+        power = _micro(row, "power", "power_micro_per_gpu_hour", problems, needed=False) or 0
+        idle = _micro(row, "idle", "idle_micro_per_gpu_hour", problems, needed=False) or 0
         at = _moment(row, moment, problems)
         if flavour is not None and micro is not None and at is not None:
-            found.append(_Wanted(row, flavour, row["site"], department, micro, listed, at, row["book"][:48]))
+            found.append(
+                _Wanted(
+                    row, flavour, row["site"], department, micro, listed, power, idle, at, row["book"][:48]
+                )
+            )
     counts = Counter(one.key for one in found)
     for one in found:
         if counts[one.key] > 1:

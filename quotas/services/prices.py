@@ -38,6 +38,8 @@ def rate_set(
     site_code: str = "",
     department: Department | None = None,
     list_micro_per_gpu_hour: int | None = None,
+    power_micro_per_gpu_hour: int = 0,
+    idle_micro_per_gpu_hour: int = 0,
     book: str = "",
     reason: str = "",
 ) -> PriceRate:
@@ -51,7 +53,12 @@ def rate_set(
     may_price(acting_user)
     if valid_from.tzinfo is None:
         raise Invalid.field("valid_from", _("The time needs a zone."))
-    for name, micro in (("price", micro_per_gpu_hour), ("list_price", list_micro_per_gpu_hour or 0)):
+    for name, micro in (
+        ("price", micro_per_gpu_hour),
+        ("list_price", list_micro_per_gpu_hour or 0),
+        ("power", power_micro_per_gpu_hour),
+        ("idle", idle_micro_per_gpu_hour),
+    ):
         if micro > HIGHEST:
             raise Invalid.field(name, _("This is more than 1,000,000 a GPU-hour. Check the amount."))
         if micro < 0:
@@ -86,6 +93,8 @@ def rate_set(
                     department=department,
                     micro_per_gpu_hour=micro_per_gpu_hour,
                     list_micro_per_gpu_hour=list_micro_per_gpu_hour,
+                    power_micro_per_gpu_hour=power_micro_per_gpu_hour,
+                    idle_micro_per_gpu_hour=idle_micro_per_gpu_hour,
                     during=(valid_from, following.during.lower if following else None),
                     book=book.strip(),
                     entered_by_name=acting_user.name,
@@ -107,6 +116,8 @@ def rate_set(
                 "site": site_code,
                 "department": department.code if department is not None else "",
                 "list_micro_per_gpu_hour": list_micro_per_gpu_hour,
+                "power_micro_per_gpu_hour": power_micro_per_gpu_hour,
+                "idle_micro_per_gpu_hour": idle_micro_per_gpu_hour,
                 "valid_from": valid_from.isoformat(),
                 "book": rate.book,
             },
@@ -178,11 +189,11 @@ def _priced(line: LedgerEntry, rate: PriceRate, booked_month: date) -> LedgerEnt
     correction = correction_of(
         line,
         gpu_ms=0,
-        amount_micro=cost_micro(line.gpu_ms, rate.micro_per_gpu_hour),
+        amount_micro=cost_micro(line.gpu_ms, rate.charged_micro),
         reason=PRICED_LATE,
         booked_month=booked_month,
     )
-    correction.micro_per_gpu_hour = rate.micro_per_gpu_hour
+    correction.micro_per_gpu_hour = rate.charged_micro
     correction.rate_uid = rate.uid
     return correction
 

@@ -28,7 +28,7 @@ from quotas.models import CapacityRequest, QuotaUsage, RequestDependency
 from quotas.selectors.approvals import subject_of
 from quotas.selectors.approvers import Deciders
 from quotas.selectors.flavours import flavours_on_offer
-from quotas.selectors.prices import general_rates
+from quotas.selectors.prices import general_prices
 from quotas.selectors.requests import flavour_names, visible_requests, with_open_step
 from quotas.selectors.series import progress_of_all
 from quotas.services.requests import (
@@ -68,7 +68,7 @@ def find_request(request: HttpRequest, uid: uuid.UUID) -> CapacityRequest:
 
 def current_prices() -> dict[int, int]:
     """The general price per GPU-hour now, by flavour id."""
-    return dict(general_rates(now()).values_list("flavour_id", "micro_per_gpu_hour"))
+    return general_prices(now())
 
 
 def make_form(request: HttpRequest, **kwargs: Any) -> RequestForm:

@@ -90,8 +90,8 @@ def _sums(cursor: Any) -> None:
     """What the ledger's trigger would have kept."""
     key = "booked_month, local_day, kind, department_id_ref, user_id_ref, flavour_id, site_code, cost_code"
     cursor.execute(
-        f"INSERT INTO quotas_ledgersum ({key}, gpu_ms, amount_micro, lines) "
-        f"SELECT {key}, sum(gpu_ms)::bigint, sum(amount_micro)::bigint, count(*) "
+        f"INSERT INTO quotas_ledgersum ({key}, gpu_ms, amount_micro, power_micro, lines) "
+        f"SELECT {key}, sum(gpu_ms)::bigint, sum(amount_micro)::bigint, 0, count(*) "
         f"FROM quotas_ledgerentry GROUP BY {key}"
     )
 

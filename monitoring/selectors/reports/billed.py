@@ -9,6 +9,7 @@ from datetime import date
 
 from django.db.models import Q, QuerySet, Sum
 from django.utils.translation import gettext as _
+from django.utils.translation import pgettext
 
 from monitoring.selectors.reports.base import Answer, Ask, Stat
 from monitoring.selectors.reports.period import Period
@@ -27,6 +28,7 @@ BOOK_COLUMNS = {
     "month": "booked_month",
 }
 CORRECTION = Q(kind=LedgerEntry.Kind.CORRECTION)
+IDLE = Q(kind=LedgerEntry.Kind.IDLE)
 
 
 def booked(ask: Ask) -> QuerySet[LedgerSum]:
@@ -58,10 +60,12 @@ def chargeback(ask: Ask) -> Answer:
             ch=Sum("gpu_ms", filter=CORRECTION, default=0),
             cm=Sum("amount_micro", filter=CORRECTION, default=0),
             n=Sum("lines"),
+            p=Sum("power_micro", filter=~CORRECTION, default=0),
+            i=Sum("amount_micro", filter=IDLE, default=0),
         )
     )
     groups, fold = groups_of(ask)
-    sums: dict[Hashable, list[int]] = defaultdict(lambda: [0, 0, 0, 0, 0])
+    sums: dict[Hashable, list[int]] = defaultdict(lambda: [0] * 7)
     for key, *values in rows:
         entry = sums[fold(key)]
         for i, value in enumerate(values):
@@ -70,13 +74,17 @@ def chargeback(ask: Ask) -> Answer:
         groups[key]
     if ask.by == "user":
         name_users(groups.values())
-    table = Table(_("Chargeback"), _columns(ask))
+    power, idle = sum(v[5] for v in sums.values()), sum(v[6] for v in sums.values())
+    table = Table(_("Chargeback"), _columns(ask, power=power != 0, idle=idle != 0))
     whole = sum(v[1] + v[3] for v in sums.values())
-    for key, (h, m, ch, cm, n) in sorted(
+    for key, (h, m, ch, cm, n, p, i) in sorted(
         sums.items(), key=lambda item: (-(item[1][1] + item[1][3]), str(item[0]))
     ):
         group = groups[key]
-        table.rows.append([_label(ask, group), h + ch, m, cm, m + cm, share(m + cm, whole), n])
+        surcharges = [*([p] if power else []), *([i] if idle else [])]
+        use = m - sum(surcharges)
+        row = [_label(ask, group), h + ch, use, *surcharges, cm, m + cm, share(m + cm, whole), n]
+        table.rows.append(row)
         table.params.append(drill(ask, group))
     earlier = replace(ask, period=_before(ask.period))
     before = booked(earlier).aggregate(h=Sum("gpu_ms", default=0), m=Sum("amount_micro", default=0))
@@ -97,6 +105,13 @@ def chargeback(ask: Ask) -> Answer:
             _(
                 "Cost: GPU-milliseconds × price per GPU-hour ÷ 3,600,000, rounded half up to 0.000001, once per line."
             ),
+            _(
+                "Power: the part of a line's cost at its price's surcharge for power, rounded in the same way."
+            ),
+            _(
+                "Idle surcharge: idle GPU-hours × the surcharge that held when the day's use began, "
+                "one line per lease and day, booked when its telemetry has settled."
+            ),
             _("A correction of a closed month stands in the books of the month in which it was booked."),
             _("Totals are sums of these lines and nothing else."),
         ],
@@ -111,11 +126,17 @@ def _before(period: Period) -> Period:
     return Period("days", date(start // 12, start % 12 + 1, 1), date(end // 12, end % 12 + 1, 1))
 
 
-def _columns(ask: Ask) -> list[Column]:
+def _columns(ask: Ask, *, power: bool, idle: bool) -> list[Column]:
+    surcharges = []
+    if power:
+        surcharges.append(Column("power", pgettext("cost", "Power"), MONEY))
+    if idle:
+        surcharges.append(Column("idle", _("Idle surcharge"), MONEY))
     return [
         Column("group", group_word(ask.by)),
         Column("hours", _("GPU-hours"), HOURS),
         Column("usage", _("Usage"), MONEY),
+        *surcharges,
         Column("corrections", _("Corrections"), MONEY),
         Column("charge", _("To be charged"), MONEY),
         Column("share", _("Share, %"), PERCENT),

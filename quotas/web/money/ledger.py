@@ -107,7 +107,7 @@ def entry(request: HttpRequest, uid: uuid.UUID) -> HttpResponse:
     )
     if line is None:
         raise NotFound(code="not_found", detail=_("There is no such line in the ledger."))
-    may_correct = policy.keeps_books and line.kind == LedgerEntry.Kind.USAGE
+    may_correct = policy.keeps_books and line.kind != LedgerEntry.Kind.CORRECTION
     form = CorrectionForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
         try:

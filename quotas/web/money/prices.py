@@ -10,7 +10,8 @@ from django import forms
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import render
-from django.urls import reverse
+from django.urls import NoReverseMatch, reverse
+from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_http_methods, require_safe
@@ -67,6 +68,24 @@ class RateForm(forms.Form):
         min_value=0,
         required=False,
         help_text=gettext_lazy("Shown beside what is charged, and in FOCUS files. Empty: the same."),
+    )
+    power = forms.DecimalField(
+        label=gettext_lazy("Power surcharge"),
+        max_digits=14,
+        decimal_places=6,
+        min_value=0,
+        required=False,
+        help_text=gettext_lazy("On top of the price of every GPU-hour held; stated apart. Empty: none."),
+    )
+    idle = forms.DecimalField(
+        label=gettext_lazy("Idle surcharge"),
+        max_digits=14,
+        decimal_places=6,
+        min_value=0,
+        required=False,
+        help_text=gettext_lazy(
+            "On GPU-hours held idle, booked when a day's telemetry has settled. Empty: none."
+        ),
     )
     valid_from = forms.DateTimeField(
         label=gettext_lazy("Valid from"),
@@ -147,6 +166,7 @@ def prices(request: HttpRequest) -> HttpResponse:
     importing = request.method == "POST" and "import" in request.POST
     form = RateForm(request.POST if request.method == "POST" and not importing else None)
     preview: Preview | None = None
+    idle_preview = ""
     imported: Imported | None = None
     if request.method == "POST":
         policy.require(policy.keeps_books)
@@ -157,6 +177,7 @@ def prices(request: HttpRequest) -> HttpResponse:
         elif form.is_valid():
             if "preview" in request.POST:
                 preview = _preview(form, policy)
+                idle_preview = _idle_preview(form, preview)
             elif _save(request, form):
                 return HttpResponseRedirect(reverse("quotas:prices"))
     found = list(rates())
@@ -175,6 +196,7 @@ def prices(request: HttpRequest) -> HttpResponse:
         "missing": [f for f in GpuFlavour.objects.filter(active=True) if f.pk not in priced],
         "form": form,
         "preview": preview,
+        "idle_preview": idle_preview,
         "imported": imported,
         "may_set": policy.keeps_books,
         "zone": billing_zone().key,
@@ -229,12 +251,28 @@ def _preview(form: RateForm, policy: Policy) -> Preview:
     data = form.cleaned_data
     return price_preview(
         flavour=data["flavour"],
-        micro_per_gpu_hour=micro_from_money(data["price"]),
+        micro_per_gpu_hour=micro_from_money(data["price"]) + micro_from_money(data["power"] or 0),
         site=data["site"].strip(),
         month=previous_month(month_of(now())),
         tree=policy.tree,
         department_id=getattr(data["department"], "pk", None),
     )
+
+
+def _idle_preview(form: RateForm, preview: Preview) -> str:
+    """Where the idle hours of that month are told, when a surcharge on them is typed."""
+    micro = micro_from_money(form.cleaned_data["idle"] or 0)
+    if not micro:
+        return ""
+    asked = {"period": f"{preview.month:%Y-%m}", "flavour": preview.flavour.code, "idle": micro}
+    if preview.site:
+        asked["site"] = preview.site
+    if form.cleaned_data["department"] is not None:
+        asked["department"] = form.cleaned_data["department"].code
+    try:
+        return f"{reverse('monitoring:report-idle-preview')}?{urlencode(asked)}"
+    except NoReverseMatch:
+        return ""
 
 
 def _save(request: HttpRequest, form: RateForm) -> bool:
@@ -250,6 +288,8 @@ def _save(request: HttpRequest, form: RateForm) -> bool:
             list_micro_per_gpu_hour=None
             if data["list_price"] is None
             else micro_from_money(data["list_price"]),
+            power_micro_per_gpu_hour=micro_from_money(data["power"] or 0),
+            idle_micro_per_gpu_hour=micro_from_money(data["idle"] or 0),
             book=data["book"],
             reason=data["reason"],
         )
@@ -273,6 +313,8 @@ def prices_file(request: HttpRequest) -> HttpResponse:
             "department",
             "micro_per_gpu_hour",
             "list_micro_per_gpu_hour",
+            "power_micro_per_gpu_hour",
+            "idle_micro_per_gpu_hour",
             "valid_from",
             "valid_to",
             "book",
@@ -286,6 +328,8 @@ def prices_file(request: HttpRequest) -> HttpResponse:
                 r.department.code if r.department is not None else "",
                 r.micro_per_gpu_hour,
                 r.list_micro_per_gpu_hour,
+                r.power_micro_per_gpu_hour,
+                r.idle_micro_per_gpu_hour,
                 r.during.lower,
                 r.during.upper,
                 r.book,
@@ -302,6 +346,8 @@ def prices_file(request: HttpRequest) -> HttpResponse:
         _("Department"),
         _("Price per GPU·h"),
         _("List price"),
+        _("Power surcharge"),
+        _("Idle surcharge"),
         _("Valid from"),
         _("Valid to"),
         _("Version"),
@@ -314,6 +360,8 @@ def prices_file(request: HttpRequest) -> HttpResponse:
             r.department.name if r.department is not None else _("all departments"),
             amount(r.micro_per_gpu_hour),
             amount(r.list_micro),
+            amount(r.power_micro_per_gpu_hour),
+            amount(r.idle_micro_per_gpu_hour),
             f"{r.during.lower.astimezone(zone):%Y-%m-%d %H:%M}",
             f"{r.during.upper.astimezone(zone):%Y-%m-%d %H:%M}" if r.during.upper else "",
             r.book,
