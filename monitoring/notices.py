@@ -12,9 +12,11 @@ from monitoring.models import AlertRule, Finding
 from monitoring.services.alerts import alert_holders
 from monitoring.web.finding_words import advice_words, amount_words, list_words
 from monitoring.web.words import ACTIONS
+from monitoring.web.xid_words import meaning_words
 from pool.models import Allocation
 from portal.notify import kinds
 from portal.notify.services.notices import notify
+from portal.ops.kinds import register_fact
 from portal.ops.outbox import subscribe
 
 
@@ -75,7 +77,11 @@ kinds.register(
 
 def _xid(params: kinds.Params) -> kinds.Params:
     effect = str(params.get("effect", ""))
-    return {**params, "effect": ACTIONS.get(effect, effect)}
+    return {
+        **params,
+        "meaning": meaning_words(params.get("meaning")),
+        "effect": ACTIONS.get(effect, effect),
+    }
 
 
 kinds.register(
@@ -88,6 +94,10 @@ kinds.register(
     icon="fault",
     prepare=_xid,
 )
+
+
+register_fact("meaning", meaning_words)
+register_fact("effect", lambda code: ACTIONS.get(str(code), code))
 
 
 def alert_opened(payload: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ from monitoring.web import figures
 from monitoring.web.sockets import socket_path
 from monitoring.web.views_wall import with_words
 from monitoring.web.words import ACTIONS, EVENTS
+from monitoring.web.xid_words import meaning_words
 from portal.accounts.api.auth import TokenAuthentication
 from portal.kernel.clock import now
 
@@ -81,7 +82,7 @@ def _event(event: Any) -> dict[str, Any]:
         "foreign_process": ("warn", "warn"),
     }
     tone, icon = tones.get(event.kind, ("mute", "info"))
-    meaning = event.facts.get("meaning", "")
+    meaning = meaning_words(event.facts.get("meaning"))
     text = str(EVENTS.get(event.kind, event.kind)).replace("{code}", str(event.code or ""))
     effect = event.facts.get("effect", "")
     if event.kind == "xid" and effect in ("ignore", "log_only", "restart_app", "watch"):

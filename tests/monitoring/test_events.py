@@ -6,9 +6,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from django.test import Client
+from django.utils.translation import override
 
 from monitoring.models import GpuEvent
 from monitoring.services.events import gpu_event_record, xid_catalogue
+from monitoring.web.xid_words import MEANINGS, meaning_words
+from portal.accounts.models import Role
 from portal.kernel.clock import set_clock
 from portal.notify.models import Notification
 from portal.notify.texts import reading_as, words_of
@@ -141,6 +145,55 @@ def test_unknown_nodes_and_kinds_are_left_alone() -> None:
 def test_the_catalogue_is_whole() -> None:
     catalogue = xid_catalogue()
     assert len(catalogue) == 172 and all(entry["meaning"] and entry["effect"] for entry in catalogue.values())
+
+
+def test_every_meaning_of_the_catalogue_is_known_to_gettext_and_has_its_chinese() -> None:
+    assert {entry["meaning"] for entry in xid_catalogue().values()} == MEANINGS
+    with override("zh-hans"):
+        told = {text: meaning_words(text) for text in MEANINGS}
+    assert [
+        text for text, words in told.items() if not any("\u4e00" <= sign <= "\u9fff" for sign in words)
+    ] == []
+    assert len(set(told.values())) == len(told)
+    with override("en"):
+        assert all(meaning_words(text) == text for text in MEANINGS)
+
+
+def test_a_meaning_of_no_catalogue_is_shown_as_it_is() -> None:
+    with override("zh-hans"):
+        assert [meaning_words(text) for text in ("an older text", "", None)] == ["an older text", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("language", "meaning", "effect"),
+    [
+        ("en", "GPU dropped off the PCIe bus", "nothing new is placed on this node until it was restarted"),
+        ("zh-hans", "GPU 已从 PCIe 总线掉线", "重启前不再在此节点上安排新任务"),
+    ],
+)
+def test_meanings_are_told_in_the_readers_language(language: str, meaning: str, effect: str) -> None:
+    """On the page of the card, on both incidents, and in the notice; what is kept is the data's own text."""
+    card, team = b.node().gpus.get(index=0), b.department()
+    wu, boss = b.person("wu", where=team), b.person("boss", Role.POOL_ADMIN)
+    wu.language = boss.language = language
+    wu.save()
+    boss.save()
+    with set_clock(T0):
+        b.held(card, wu, team, since=T0 - timedelta(hours=1))
+    found = event(card, 79)
+    assert found is not None and found.facts["meaning"] == "GPU dropped off the PCIe bus"
+    reader = Client()
+    reader.force_login(boss)
+    reader.cookies["django_language"] = language
+    incidents = Incident.objects.filter(kind__in=("xid", "gpu_fault"))
+    assert incidents.count() == 2
+    for address in (f"/gpus/{card.uid}/", *(f"/incidents/{one.uid}/" for one in incidents)):
+        page = reader.get(address).content.decode()
+        assert meaning in page and effect in page, address
+        assert language == "en" or "dropped off" not in page
+    with reading_as(wu):
+        body = words_of(Notification.objects.get(kind="monitoring.xid_on_mine")).body
+    assert meaning in body and effect in body
 
 
 def test_monitoring_hears_of_leases_nodes_and_cards() -> None:
