@@ -18,7 +18,8 @@ from django.views.decorators.http import require_http_methods, require_safe
 
 from portal.kernel.errors import DomainError
 from portal.ops.actor import actor_of
-from portal.ops.kinds import fact_words, kind_of
+from portal.ops.facts import fact_rows
+from portal.ops.kinds import kind_of
 from portal.ops.models import Incident
 from portal.ops.selectors import incidents_visible
 from portal.ops.services import incident_acknowledge, incident_close, incident_note
@@ -102,7 +103,7 @@ def incident(request: HttpRequest, uid: UUID, act: str = "") -> HttpResponse:
         "incident": found,
         "kind": kind_of(found.kind),
         "entries": found.entries.order_by("-id")[:100],
-        "facts": sorted((k, fact_words(k, v)) for k, v in found.facts.items() if v not in (None, "", [], {})),
+        "facts": fact_rows(found.facts),
         "address": _subject_address(found),
         "before": Incident.objects.filter(kind=found.kind, subject_uid=found.subject_uid)
         .exclude(pk=found.pk)

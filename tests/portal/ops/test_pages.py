@@ -7,10 +7,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.db import IntegrityError, connection, transaction
 from django.db.utils import DatabaseError
+from django.utils.translation import override
 
 from portal.accounts.services import department_rename, user_update
 from portal.kernel.clock import set_clock
 from portal.kernel.tabular import read_table
+from portal.ops.facts import fact_rows
 from portal.ops.models import AuditEvent, Incident
 from portal.ops.services import incident_open
 from portal.ops.web.audit import changes_of
@@ -136,3 +138,27 @@ def test_incidents_are_taken_noted_and_closed_by_page() -> None:
     twice = client.post(f"/incidents/{incident.uid}/close/", {"text": "again"})
     assert twice.status_code == 400
     assert incident_open(kind="node_lost", dedupe_key="n").pk != row.pk, "seen again: a new one"
+
+
+def test_facts_of_incidents_have_names_and_moments_of_the_reader() -> None:
+    """What the code wrote is named in the reader's language; a moment is one; what nobody named keeps its key."""
+    rows = fact_rows(
+        {
+            "node": "gpu-1",
+            "at": "2026-12-01T07:05:14.599000+00:00",
+            "odd_key": 3,
+            "reason": "",
+            "worst": 0,
+            "first": "2026-13-01T99:00:00+00:00",
+        }
+    )
+    with override("zh-hans"):
+        told = [(row["key"], str(row["name"] or row["key"]), row["value"]) for row in rows]
+    assert told == [
+        ("at", "发现时间", None),
+        ("first", "首次", "2026-13-01T99:00:00+00:00"),
+        ("node", "节点", "gpu-1"),
+        ("odd_key", "odd_key", 3),
+        ("worst", "最差值", 0),
+    ]
+    assert rows[0]["moment"] == datetime(2026, 12, 1, 7, 5, 14, 599000, tzinfo=UTC)

@@ -1,0 +1,86 @@
+"""Facts of incidents as people read them: what a fact is called, and moments in the reader's time zone."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from django.utils.dateparse import parse_datetime
+from django.utils.translation import gettext_lazy as _
+
+from portal.ops.kinds import Text, fact_words
+
+NAMES: dict[str, Text] = {
+    "at": _("Seen at"),
+    "allocation": _("Allocation"),
+    "belongs_to": _("Belongs to"),
+    "code": _("Code"),
+    "commands": _("Commands"),
+    "count": _("Count"),
+    "detail": _("Detail"),
+    "differences": _("Differences"),
+    "due_at": _("Was due at"),
+    "effect": _("What is done"),
+    "ended_at": _("Ended at"),
+    "error": _("Error"),
+    "event": _("Event"),
+    "expected": _("Expected"),
+    "first": _("First"),
+    "flavour": _("Flavour"),
+    "for_s": _("For seconds"),
+    "gpu": _("GPU index"),
+    "health": _("Health"),
+    "hostname": _("Host name"),
+    "index": _("GPU index"),
+    "last_at": _("Last seen at"),
+    "meaning": _("Meaning"),
+    "metric": _("Measure"),
+    "node": _("Node"),
+    "nodes": _("Nodes"),
+    "processes": _("Processes"),
+    "profiles": _("Profiles"),
+    "reason": _("Reason"),
+    "reported_by": _("Reported by"),
+    "request": _("Request"),
+    "rows": _("Rows"),
+    "rule": _("Rule"),
+    "since": _("Since"),
+    "site": _("Site"),
+    "threshold": _("Threshold"),
+    "times": _("Times"),
+    "topic": _("Topic"),
+    "was": _("Was"),
+    "work": _("Outside work"),
+    "worst": _("Worst value"),
+}
+"""What often-used facts are called; others keep the name that the code gave them."""
+
+
+def fact_rows(facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """Facts by their keys: ``key``, ``name`` (None where nobody named it), ``value``, or ``moment`` instead of it where it
+    is one. What is empty is left out."""
+    rows = []
+    for key, value in sorted(facts.items()):
+        if value in (None, "", [], {}):
+            continue
+        moment = _moment(value)
+        rows.append(
+            {
+                "key": key,
+                "name": NAMES.get(key),
+                "moment": moment,
+                "value": None if moment else fact_words(key, value),
+            }
+        )
+    return rows
+
+
+def _moment(value: Any) -> datetime | None:
+    """An ISO moment with its zone; anything else is none."""
+    if not isinstance(value, str) or "T" not in value:
+        return None
+    try:
+        found = parse_datetime(value)
+    except ValueError:
+        return None
+    return found if found is not None and found.tzinfo is not None else None
