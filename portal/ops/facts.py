@@ -57,8 +57,8 @@ NAMES: dict[str, Text] = {
 
 
 def fact_rows(facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Facts by their keys: ``key``, ``name`` (None where nobody named it), ``value``, or ``moment`` instead of it where it
-    is one. What is empty is left out."""
+    """Facts by their keys: ``key``, ``name`` (None where nobody named it), ``value``, or ``moment`` instead where it is
+    one. What is empty is left out."""
     rows = []
     for key, value in sorted(facts.items()):
         if value in (None, "", [], {}):
