@@ -2,8 +2,8 @@
 
 Parses, calls one service for each message, answers. A durable message is acknowledged after its transaction;
 one that fails to be written ends the connection, so that the agent sends it again, in order. Commands come
-from rows: at connect, at a poke through the node's group, and at every third heartbeat for the case that a
-poke was lost.
+from rows: at connect, at a poke through the node's group, and at each heartbeat for the case that a poke was
+lost (read for all heartbeats of a group at once).
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from channels.generic.websocket import AsyncWebsocketConsumer
 from django.db import DatabaseError, InterfaceError
 
 from pool.live.heartbeats import heartbeat
-from pool.selectors.agents import TokenAnswer, commands_open, token_check
+from pool.models import AgentCommand
+from pool.selectors.agents import TokenAnswer, command_message, commands_open, token_check
 from pool.services import agent_inbox
 from pool.services.commands import command_acked, commands_sent, node_group
 from portal.kernel.errors import Refused
@@ -37,7 +38,6 @@ CLOSE_UNAUTHENTICATED, CLOSE_FORBIDDEN, CLOSE_PROTOCOL, CLOSE_REPLACED, CLOSE_AG
 )
 RESEND_AFTER_BEATS = 2
 REJOIN_AFTER_BEATS = 12
-LOOK_EVERY_BEATS = 3
 MAX_STORING = 256
 
 
@@ -126,8 +126,7 @@ class AgentConsumer(AsyncWebsocketConsumer):
             elif not self.greeted:
                 await self.close(CLOSE_PROTOCOL)
             elif kind == "heartbeat":
-                await heartbeat(self.node_id, self.token_id)
-                await self.beat()
+                await self.beat(await heartbeat(self.node_id, self.token_id))
             elif kind == "command_ack":
                 uid = str(message.get("command") or "")
                 self._sent.pop(uid, None)
@@ -180,28 +179,33 @@ class AgentConsumer(AsyncWebsocketConsumer):
         except Exception as error:  # the sink's trouble, or a socket that closed meanwhile
             log.warning("agent_samples_failed", node=node_id, error=repr(error)[:300])
 
-    async def beat(self) -> None:
+    async def beat(self, commands: list[AgentCommand]) -> None:
         """What a heartbeat is good for besides: commands whose poke was lost, and our place in the group."""
         self._beats += 1
+        await self.hand_out(commands)  # first: they are as they were read a moment ago
         if self._beats % REJOIN_AFTER_BEATS == 0:
             # A restarted Redis forgot the group, and memberships expire after a day.
             await self.channel_layer.group_add(self.group, self.channel_name)
-        if self._sent or self._beats % LOOK_EVERY_BEATS == 0:
-            await self.send_commands()
 
     async def send_commands(self) -> None:
-        """Write open commands to the socket, each once a connection, again only when it stays unanswered."""
+        """Look for open commands of this node and write them to the socket."""
         assert self.node_id is not None
-        commands = await database_sync_to_async(commands_open)(self.node_id)
-        waiting = {command["command"] for command in commands}
+        found = await database_sync_to_async(commands_open)([self.node_id])
+        await self.hand_out(found.get(self.node_id, []))
+
+    async def hand_out(self, commands: list[AgentCommand]) -> None:
+        """Write open commands (all of this node) to the socket, each once a connection, again only when it stays
+        unanswered."""
+        assert self.node_id is not None
+        waiting = {str(command.uid): command for command in commands}
         self._sent = {uid: beat for uid, beat in self._sent.items() if uid in waiting}
         fresh = []
-        for command in commands:
-            last = self._sent.get(command["command"])
+        for uid, command in waiting.items():
+            last = self._sent.get(uid)
             if last is None or self._beats - last > RESEND_AFTER_BEATS:
-                self._sent[command["command"]] = self._beats
-                await self.say(command)
-                fresh.append(command["command"])
+                self._sent[uid] = self._beats
+                await self.say(command_message(command))
+                fresh.append(uid)
         if fresh:
             await database_sync_to_async(commands_sent)(node_id=self.node_id, uids=fresh)
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 from django.conf import settings
+from django.db.models import F, Window
+from django.db.models.functions import RowNumber
 
 from pool.models import AgentCommand, AgentToken, Gpu, Node
 
 HEARTBEAT_SECONDS = 5.0
+MOST_COMMANDS = 500
 
 
 @dataclass(frozen=True)
@@ -37,14 +41,23 @@ def token_check(token: str) -> TokenAnswer:
     return TokenAnswer(found.node_id, found.pk, code)
 
 
-def commands_open(node_id: int) -> list[dict[str, Any]]:
-    """Commands that the agent has not acknowledged, oldest first, as messages of the agent protocol."""
+def commands_open(node_ids: Collection[int]) -> dict[int, list[AgentCommand]]:
+    """By node the commands that its agent has not acknowledged, oldest first; a node without any is not in it.
+
+    One query, however many nodes are asked for. Rows come with their allocations, for `command_message`.
+    """
+    number = Window(RowNumber(), partition_by=F("node_id"), order_by=F("id").asc())
     rows = (
-        AgentCommand.objects.filter(node_id=node_id, acked_at=None, cancelled_at=None)
+        AgentCommand.objects.filter(node_id__in=node_ids, acked_at=None, cancelled_at=None)
+        .annotate(number=number)
+        .filter(number__lte=MOST_COMMANDS)
         .select_related("allocation")
-        .order_by("id")[:500]
+        .order_by("node_id", "id")
     )
-    return [command_message(row) for row in rows]
+    found: dict[int, list[AgentCommand]] = {}
+    for row in rows:
+        found.setdefault(row.node_id, []).append(row)
+    return found
 
 
 def command_message(command: AgentCommand) -> dict[str, Any]:

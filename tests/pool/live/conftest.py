@@ -14,7 +14,7 @@ from pool.agent import ws
 from pool.models import Node
 from pool.services.enrolment import enrolment_code_create, enrolment_redeem
 from portal.ops.actor import SYSTEM
-from tests.pool.agent.conftest import Site, site
+from tests.pool.agent.conftest import PATIENCE, Site, site
 
 __all__ = ["site"]
 
@@ -35,7 +35,7 @@ class Voice:
             headers = {"Authorization": f"Bearer {self.token if token is None else token}"}
             socket = await ws.connect(f"ws://127.0.0.1:{self.site.port}/agent/ws/", headers)
             try:
-                return await asyncio.wait_for(conversation(socket), 20)
+                return await asyncio.wait_for(conversation(socket), PATIENCE)
             finally:
                 socket.abort()
 

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from pool.agent import ws
-from pool.models import Allocation, AllocationEvent, AllocationLog, AllocationMember, Gpu, Node
+from pool.models import (
+    AgentCommand,
+    AgentToken,
+    Allocation,
+    AllocationEvent,
+    AllocationLog,
+    AllocationMember,
+    Gpu,
+    Node,
+)
 from pool.services.commands import command_send
+from portal.kernel.clock import now
 from portal.ops.models import Incident
 from tests.pool.agent.builders import allocation
 from tests.pool.live.conftest import Voice, say, until
@@ -129,11 +141,89 @@ def test_a_poke_reaches_an_open_connection_at_once(alpha: Voice) -> None:
     assert alpha.talk(wait) < 2
 
 
+async def beside(what: Callable[[], Any]) -> None:
+    """Do something with the database in a thread and on a connection of its own."""
+
+    def run() -> None:
+        from django.db import connection
+
+        what()
+        connection.close()
+
+    await asyncio.get_running_loop().run_in_executor(None, run)
+
+
 def stop_now(member: AllocationMember) -> None:
     from django.db import connection
 
     command_send(node=member.node, kind="stop", allocation=member.allocation, payload={"grace_s": 1})
     connection.close()
+
+
+async def beat(socket: ws.WebSocket, seq: int) -> list[dict]:
+    """A heartbeat and a durable message behind it: what was said before that was acknowledged."""
+    await socket.send(json.dumps({"t": "heartbeat"}))
+    xid = {"kind": "xid", "at": None, "gpu_uuid": None, "data": {"xid": 31}}
+    await socket.send(json.dumps({"t": "event", "seq": seq, **xid}))
+    found = []
+    while (message := json.loads(await socket.receive()))["t"] != "ack":
+        found.append(message)
+    assert message["seq"] == seq
+    return found
+
+
+def test_an_order_whose_poke_was_lost_comes_with_the_next_heartbeat_and_again_only_when_unanswered(
+    alpha: Voice, beta: Voice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pool.services.commands.node_poke", lambda *what: None)
+    member = allocation(alpha.node)
+
+    async def talk(socket: ws.WebSocket) -> None:
+        await alpha.greet(socket)
+        headers = {"Authorization": f"Bearer {beta.token}"}
+        other = await ws.connect(f"ws://127.0.0.1:{alpha.site.port}/agent/ws/", headers)
+        await beta.greet(other)
+        assert await asyncio.gather(beat(socket, 1), beat(other, 1)) == [[], []]
+        await beside(lambda: command_send(node=alpha.node, kind="start", allocation=member.allocation))
+        told, others = await asyncio.gather(beat(socket, 2), beat(other, 2))
+        assert [order["t"] for order in told] == ["start"] and others == []
+        assert told[0]["allocation"] == str(member.allocation.uid)
+        assert await beat(socket, 3) == [] and await beat(socket, 4) == []  # it has time to answer
+        assert await beat(socket, 5) == told
+        await beside(lambda: command_send(node=alpha.node, kind="stop", allocation=member.allocation))
+        stop = await beat(socket, 6)
+        assert [order["t"] for order in stop] == ["stop"]  # and the start is withdrawn
+        await say(socket, t="command_ack", command=stop[0]["command"])
+        for seq in range(7, 10):
+            assert await beat(socket, seq) == []
+        other.abort()
+
+    alpha.talk(talk)
+    assert AgentCommand.objects.get(kind="start").attempts == 2
+    assert AgentCommand.objects.get(kind="stop").acked_at is not None
+
+
+def test_a_heartbeat_with_a_token_that_ended_is_refused_and_given_no_order(
+    alpha: Voice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pool.services.commands.node_poke", lambda *what: None)
+    member = allocation(alpha.node)
+
+    async def talk(socket: ws.WebSocket) -> list[dict]:
+        await alpha.greet(socket)
+        assert await beat(socket, 1) == []  # what follows a hello is over
+        await beside(lambda: command_send(node=alpha.node, kind="start", allocation=member.allocation))
+        await beside(lambda: AgentToken.objects.update(revoked_at=now()))  # and no poke tells of it
+        await socket.send(json.dumps({"t": "heartbeat"}))
+        found = []
+        with pytest.raises(ws.Closed) as ended:
+            while True:
+                found.append(json.loads(await socket.receive()))
+        assert ended.value.code == 4403
+        return found
+
+    assert [message["t"] for message in alpha.talk(talk)] == ["refused"]
+    assert AgentCommand.objects.get().sent_at is None
 
 
 def test_a_second_connection_of_a_node_replaces_the_first(alpha: Voice) -> None:
