@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,15 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # A machine that stands still for seconds is no fault of a property: neither deadlines nor the pace of drawing count.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# In CI the cases are the same in each run, as Hypothesis' own profile for it has them: what a change broke is told from
+# what was never tried. Everywhere else they are new ones each time.
+settings.register_profile(
+    "patient",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=os.environ.get("CI", "").lower() in ("1", "true", "yes"),
+    print_blob=True,
+)
 settings.load_profile("patient")
 
 # Where tests with a mark lie: tests/run.py looks for them nowhere else.

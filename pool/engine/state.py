@@ -423,15 +423,20 @@ class PoolState:
         self._undo.append(("holds", list(self.holds), dict(self.host_slack)))
         spans: dict[int, tuple[Span, ...]] = {}
         slices: set[int] = set()
+        host: dict[int, tuple[int, int]] = {}
         for member in members:
             for take in member.takes:
                 spans[take.gpu_id] = (*spans.get(take.gpu_id, ()), *take.spans)
                 if take.slice_id is not None:
                     slices.add(take.slice_id)
-            row = later.fleet.node_row[member.node_id]
-            cpu, memory = later.cpu[row] - member.cpu_milli, later.memory[row] - member.memory_mib
-            slack = Slack(len(self.holds), start_at, max(0, cpu), max(0, memory))
-            self.host_slack[member.node_id] = [*self.host_slack.get(member.node_id, ()), slack]
+            cpu, memory = host.get(member.node_id, (0, 0))
+            host[member.node_id] = cpu + member.cpu_milli, memory + member.memory_mib
+        for node_id, (cpu, memory) in host.items():
+            row = later.fleet.node_row[node_id]
+            slack = Slack(
+                len(self.holds), start_at, max(0, later.cpu[row] - cpu), max(0, later.memory[row] - memory)
+            )
+            self.host_slack[node_id] = [*self.host_slack.get(node_id, ()), slack]
         self.holds.append(Hold(request_id, start_at, spans, frozenset(slices)))
         self._views.clear()
 
