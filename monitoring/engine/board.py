@@ -19,6 +19,7 @@ from monitoring.engine import frames
 from monitoring.engine.tiles import (
     CODE,
     DOWN,
+    NO_DATA_MS,
     STALE_MS,
     STATES,
     TileFacts,
@@ -230,6 +231,11 @@ class Board:
             quiet_since_ms=self.quiet_since[which],
             now_ms=now_ms,
         )
+        # What was measured longer ago than counts as data is no value any more, whatever else is known of the card
+        silent = (at <= 0) | (now_ms - at > NO_DATA_MS)
+        for name in ("busy", "sm", "mem", "temp"):
+            fresh[name][silent] = frames.NA8
+        fresh["power"][silent] = frames.NA16
         stale = (at > 0) & (now_ms - at > STALE_MS)
         fresh["flags"] = stale * frames.FLAG_STALE + self.latched[which] * frames.FLAG_LATCHED
         self.columns[which] = fresh

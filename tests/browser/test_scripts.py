@@ -1,5 +1,5 @@
 """What scripts of pages reckon by themselves: how long a feed waits before it connects again, and how a chart draws the
-night in which the clocks go back."""
+night in which the clocks go back, and which tiles of the wall have a number."""
 
 from __future__ import annotations
 
@@ -49,6 +49,34 @@ DRAWN = """async (moments) => {
   return { x: drawn[0].x, y: drawn[0].y, gaps: drawn[0].connectgaps };
 }"""
 
+TILES = """async (measure) => {
+  const app = document.querySelector('script[type=module]').src;
+  const { drawNode, forgetColours } = await import(app.replace('app.mjs', 'wall-tiles.mjs'));
+  const { columns } = await import(app.replace('app.mjs', 'wall-frames.mjs'));
+  const states = ['no_data', 'lost', 'in_use', 'fault'];
+  const data = columns(5);
+  for (const name of ['busy', 'sm', 'mem', 'temp', 'power']) data[name].set([0, 0, 0, 0, data[name][4]]);
+  data.state.set([0, 1, 2, 3, 2]);
+  data.flags.set([1, 1, 0, 0, 0]);
+  const proto = CanvasRenderingContext2D.prototype, own = globalThis.OffscreenCanvasRenderingContext2D?.prototype;
+  const kept = [proto.fillText, own?.fillText], written = [];
+  const keep = (text) => written.push(text);
+  proto.fillText = keep; if (own) own.fillText = keep;
+  const out = [];
+  for (let i = 0; i < 5; i += 1) {
+    const cards = [{ i, number: 0, slices: [], slots: 8, limit: 700 }];
+    const node = { canvas: document.createElement('canvas'), width: 40, perRow: 1, cards };
+    const look = (code) => ({ name: states[code], tone: 'mute', icon: 'nodata', short: '' });
+    forgetColours(); // no picture of the tile before is taken
+    written.length = 0;
+    const fonts = { value: '12px sans-serif', word: '10px sans-serif' };
+    drawNode(node, data, look, { measure, focus: -1, words: { na: 'N/A' }, fonts });
+    out.push(written.filter(Boolean).join());
+  }
+  [proto.fillText] = kept; if (own) [, own.fillText] = kept;
+  return out;
+}"""
+
 
 @pytest.fixture
 def page(visit: Callable[..., Page]) -> Page:
@@ -71,3 +99,9 @@ def test_the_hour_that_comes_twice_is_not_drawn_backwards(page: Page) -> None:
     assert drawn["y"] == [0, 1, None, 2, 3] and drawn["gaps"] is False
     spring = page.evaluate(DRAWN, ["2026-03-29T00:30:00Z", "2026-03-29T01:30:00Z"])
     assert [x[11:16] for x in spring["x"]] == ["01:30", "03:30"] and spring["y"] == [0, 1]
+
+
+@pytest.mark.parametrize("measure", ["state", "sm", "mem", "temp", "power"])
+def test_a_tile_without_a_current_value_has_no_number(page: Page, measure: str) -> None:
+    """No data, lost, in use, fault, in use without the measure; the first four with 0 in their columns."""
+    assert page.evaluate(TILES, measure) == ["N/A", "N/A", "0", "0", "N/A"]

@@ -130,8 +130,22 @@ def test_ages_pass_by_themselves() -> None:
     changed = b.refresh(NOW + 31_000, everything=True)
     assert list(changed) == [0] and b.columns[0]["flags"] & frames.FLAG_STALE
     assert STATES[b.columns[0]["state"]] == "free"
+    assert (b.columns[0]["busy"], b.columns[0]["power"]) == (51, 300)
+    b.facts[0].condition = "fault"
+    b.dirty.add(0)
+    b.refresh(NOW + 61_000, everything=True)
+    broken = b.columns[0].copy()
+    assert STATES[broken["state"]] == "fault"
+    b.facts[0].condition = "ok"
+    b.dirty.add(0)
     b.refresh(NOW + 61_000, everything=True)
     assert STATES[b.columns[0]["state"]] == "no_data"
+    for cell in (broken, b.columns[0]):
+        assert [cell[name] for name in ("busy", "sm", "mem", "temp")] == [frames.NA8] * 4
+        assert cell["power"] == frames.NA16
+    b.take(record(10, at=NOW + 62_000, util=0))
+    b.refresh(NOW + 62_000)
+    assert (b.columns[0]["busy"], b.columns[0]["power"]) == (0, 300)
 
 
 def test_sums_add_up_to_what_is_installed() -> None:
