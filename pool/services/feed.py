@@ -13,6 +13,8 @@ neither too little nor wrong:
 - `xid` is the top-level transaction's: what a rolled-back savepoint did took its feed rows along.
 - Several processes read the same rows independently; nothing is consumed. Whoever holds the planner's lock is
   current after its look, whatever others did meanwhile.
+- Where the row of the marks is missing, nobody knows what was dropped: a new one says that rows of all transactions
+  before its own may be gone, and everything is read anew.
 - Another server, a restored or emptied feed table, or a rewritten one is told by `identity`; TRUNCATE of a source
   writes the kind `all`. Either way everything is read anew.
 """
@@ -31,6 +33,9 @@ SELECT pg_current_snapshot()::text, pg_snapshot_xmin(pg_current_snapshot())::tex
        concat_ws('/', pg_postmaster_start_time(), (SELECT oid FROM pg_database WHERE datname = current_database()),
                  pg_relation_filenode('pool_planner_feed'::regclass))
   FROM pool_planner_mark m WHERE m.id = 1
+"""
+MARK = """
+INSERT INTO pool_planner_mark (id, cleaned_below) VALUES (1, pg_current_xact_id()) ON CONFLICT (id) DO NOTHING
 """
 SINCE = """
 SELECT DISTINCT kind, key FROM pool_planner_feed
@@ -62,15 +67,22 @@ class Look:
 
 @contextmanager
 def one_snapshot() -> Iterator[Look]:
-    """A read-only transaction that sees one state of the database; not inside another transaction."""
+    """A read-only transaction that sees one state of the database; not inside another transaction. A missing row
+    of the marks is made before.
+    """
     if connection.in_atomic_block:
         raise RuntimeError("a memory of the database must not be made of uncommitted changes")
-    with transaction.atomic():
+    while True:
+        with transaction.atomic():
+            with connection.cursor() as cursor:
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+                cursor.execute(LOOK)
+                row = cursor.fetchone()
+            if row is not None:
+                yield Look(*row)
+                return
         with connection.cursor() as cursor:
-            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-            cursor.execute(LOOK)
-            row = cursor.fetchone()
-        yield Look(*row)
+            cursor.execute(MARK)
 
 
 def changes_since(before: Look) -> dict[str, set[int]]:

@@ -134,6 +134,27 @@ def test_who_looked_before_rows_of_the_feed_were_dropped_reads_everything_anew(t
     assert late.loads == 2
 
 
+def test_a_missing_row_of_the_marks_is_made_and_everything_read_anew(team, h800):
+    pool.node(h800)
+    build.limits(team, h800, 8)
+    memory, other = PlannerMemory(), PlannerMemory()
+    memory.refresh()
+    other.refresh()
+    pool.queued(team, h800, 1)
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM pool_planner_mark")
+    other.refresh()
+    assert other.look is not None and feed_clean(other.look) >= 0
+    assert other.loads == 2 and seen(other) == seen(memory) == seen(PlannerMemory())
+    assert memory.loads == 2 and memory.entries is None
+    with connection.cursor() as cursor:
+        cursor.execute("TRUNCATE pool_planner_mark")
+    assert len(schedule_cycle(cause="test").placed) == 1
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT id FROM pool_planner_mark")
+        assert cursor.fetchall() == [(1,)]
+
+
 def test_a_new_request_is_judged_alone_and_keeps_off_promises(team, h800):
     pool.node(h800)
     build.limits(team, h800, 16)
