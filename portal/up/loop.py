@@ -18,6 +18,7 @@ from portal.up.status import StatusFile
 
 TICK_SECONDS = 0.5
 START_LIMIT_SECONDS = 120.0
+ONCE_LIMIT_SECONDS = 600.0
 # Stopped from the top down: who asks before who answers, the database last.
 STOP_ORDER = (
     ("demo history", "demo fleet", "agent"),
@@ -102,10 +103,15 @@ class Loop:
         self._turn(0)
 
     def _run_once(self, name: str, failure: str) -> None:
-        """Run a `once` child to its end; UpError with its last words where it failed."""
+        """Run a `once` child to its end; UpError with its last words where it failed or took too long."""
         child = self.children[name]
         self._want(name)
-        self._until(lambda: not child.wanted and child.handle is None, limit=600.0)
+        if not self._until(lambda: not child.wanted and child.handle is None, limit=ONCE_LIMIT_SECONDS):
+            words = child.last_lines(1)
+            last = f"; its last words: {words[0]}" if words else ""
+            raise UpError(
+                f"{failure}: it took longer than {ONCE_LIMIT_SECONDS:g} s and was given up{last} (see {child.log})"
+            )
         if child.last_exit != 0:
             words = child.last_lines(1)
             raise UpError(

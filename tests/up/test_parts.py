@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from portal.up import address, binaries, cli, environment, first_start, status
+from portal.up import address, binaries, cli, environment, first_start, loop, status
 from portal.up.errors import UpError
 from portal.up.layout import SOCKET_DIR_LIMIT, Layout, load_secrets, write_atomically
 from portal.up.process import BACKOFF_SECONDS, LOG_LIMIT_BYTES, STEADY_SECONDS, Child, describe_exit, rotate
@@ -144,6 +144,25 @@ def test_a_child_that_is_to_end_once_is_started_anew_after_a_crash_as_often_as_a
             began += child.begin(child.next_start)
             child.check(child.next_start)
         assert (began, child.state) == (starts, state), codes
+
+
+@pytest.mark.parametrize("words", ["applying 0007_large\n", ""])
+def test_a_preparation_that_takes_too_long_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    monkeypatch.setattr(loop, "ONCE_LIMIT_SECONDS", 0.0)
+    log = tmp_path / "prepare.log"
+    log.write_text(words)
+    started = loop.Loop()
+    started.layout = Layout(tmp_path)
+    started.status = status.StatusFile(tmp_path / "status.json", address="", demo=False)
+    started._child("prepare", lambda: SimpleNamespace(pid=os.getpid(), poll=lambda: None), once=True, log=log)
+    with pytest.raises(UpError) as failed:
+        started._run_once("prepare", "the start could not be prepared")
+    said = str(failed.value)
+    assert said.startswith("the start could not be prepared: it took longer than 0 s and was given up")
+    assert "ended with code" not in said and str(log) in said
+    assert ("its last words: applying 0007_large" in said) is bool(words)
 
 
 def _ended(code: int) -> SimpleNamespace:
