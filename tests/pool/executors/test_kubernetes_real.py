@@ -550,6 +550,11 @@ class TestMig:
         assert rig.executor.layout(node=node) == Layout("all-1g.10gb", "failed")
         assert rig.executor.layout_set(node=node, config="all-1g.10gb").state == "pending"
         rig.api.patch(path, {"metadata": {"labels": {said: "success"}}})
+        # It says so before the device plugin offers an instance: only then is there one.
+        assert rig.executor.layout(node=node) == Layout("all-1g.10gb", "not_there")
+        count = node.gpus.count()
+        rig.api.patch(path, {"metadata": {"labels": {"nvidia.com/gpu.count": str(count)}}})
+        rig.kubelet.status(node.name, {GPU: 0, "nvidia.com/mig-1g.10gb": 7 * count})
         assert rig.executor.layout(node=node) == Layout("all-1g.10gb", "success")
 
 

@@ -207,7 +207,8 @@ def test_P001_24_threads_claim_8_gpus_and_exactly_8_get_one():
     assert out.count("got") == 8
     assert sum(isinstance(x, Blocked) for x in out) == 16
     assert rows(flavour)["top"][2] == 8000
-    assert sum(rows(flavour)[f"leaf{n}"][0] for n in range(3)) == 8000
+    # One of the leaves may have come too late with all of its claims: then it has no row.
+    assert sum(row[0] for code, row in rows(flavour).items() if code.startswith("leaf")) == 8000
 
 
 @pytest.mark.django_db(transaction=True)
