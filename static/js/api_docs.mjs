@@ -27,8 +27,13 @@ window.SwaggerUIBundle({
   },
 });
 
-/** Its heads skip a level of the page's outline. */
+/** Its heads skip a level of the page's outline; its own main landmark is the page's, and leaves out its title. */
 function outline() {
+  const info = place.querySelector('.information-container:not([role])');
+  if (info) {
+    info.setAttribute('role', 'region');
+    info.setAttribute('aria-label', 'OpenAPI');
+  }
   for (const el of place.querySelectorAll('.opblock-tag:not([aria-level])')) {
     el.setAttribute('role', 'heading');
     el.setAttribute('aria-level', '2');

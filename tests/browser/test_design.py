@@ -190,10 +190,12 @@ def test_navigation_follows_the_role(
 
 
 def test_description_of_the_api_opens_under_the_policy(
-    visit: Callable[..., Page], person: Callable[..., Any]
+    visit: Callable[..., Page], axe: Callable[..., None], person: Callable[..., Any]
 ) -> None:
     page = visit("/api/docs/", user=person("pool_admin"))
     expect(page.locator(".opblock-tag").first).to_be_visible()
+    expect(page.get_by_role("main")).to_have_count(1)
+    axe(page)
 
 
 def test_chart_takes_the_colours_of_the_new_theme(visit: Callable[..., Page]) -> None:
