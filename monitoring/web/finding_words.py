@@ -99,18 +99,20 @@ def _asked(rule: str, e: Mapping[str, Any]) -> str:
             "hours": hours,
             "which": ", ".join(map(str, e.get("which", []))),
         }
-    measure = _("SM activity") if e.get("basis") == "sm" else _("busy time")
+    seen = {
+        "peak": _gib(e.get("memory_peak_mib")),
+        "total": _gib(e.get("memory_mib")),
+        "measure": _("SM activity") if e.get("basis") == "sm" else _("busy time"),
+        "level": _percent(e.get("p95_pm")),
+        "hours": hours,
+    }
     if rule == "flavour":
         return _(
             "Highest memory %(peak)s of %(total)s, %(measure)s at most %(level)s in 95 %% of %(hours)s: %(flavour)s "
             "with %(room)s at %(price)s instead of %(dear)s would do; were it as much slower as it is cheaper, it "
             "would be busy %(there)s"
         ) % {
-            "peak": _gib(e.get("memory_peak_mib")),
-            "total": _gib(e.get("memory_mib")),
-            "measure": measure,
-            "level": _percent(e.get("p95_pm")),
-            "hours": hours,
+            **seen,
             "flavour": str(e.get("flavour", "")),
             "room": _gib(e.get("flavour_mib")),
             "price": _rate(e.get("flavour_price")),
@@ -119,14 +121,7 @@ def _asked(rule: str, e: Mapping[str, Any]) -> str:
         }
     return _(
         "Highest memory %(peak)s of %(total)s, %(measure)s at most %(level)s in 95 %% of %(hours)s: %(part)s would do"
-    ) % {
-        "peak": _gib(e.get("memory_peak_mib")),
-        "total": _gib(e.get("memory_mib")),
-        "measure": measure,
-        "level": _percent(e.get("p95_pm")),
-        "hours": hours,
-        "part": part_words(str(e.get("part", ""))),
-    }
+    ) % {**seen, "part": part_words(str(e.get("part", "")))}
 
 
 def _data(rule: str, e: Mapping[str, Any]) -> str:

@@ -38,6 +38,13 @@ from quotas.web.money.common import MONEY_ROLES, about, for_roles
 from quotas.web.money.ledger import show_error
 
 
+class RateField(forms.DecimalField):
+    """An amount of the billing currency per GPU-hour, from 0, to the micro unit."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(max_digits=14, decimal_places=6, min_value=0, **options)
+
+
 class RateForm(forms.Form):
     """A new rate of one flavour."""
 
@@ -58,30 +65,19 @@ class RateForm(forms.Form):
         empty_label=gettext_lazy("all departments"),
         help_text=gettext_lazy("Its own price holds for all below it and beats the general one."),
     )
-    price = forms.DecimalField(
-        label=gettext_lazy("Price of a GPU-hour"), max_digits=14, decimal_places=6, min_value=0
-    )
-    list_price = forms.DecimalField(
+    price = RateField(label=gettext_lazy("Price of a GPU-hour"))
+    list_price = RateField(
         label=gettext_lazy("List price"),
-        max_digits=14,
-        decimal_places=6,
-        min_value=0,
         required=False,
         help_text=gettext_lazy("Shown beside what is charged, and in FOCUS files. Empty: the same."),
     )
-    power = forms.DecimalField(
+    power = RateField(
         label=gettext_lazy("Power surcharge"),
-        max_digits=14,
-        decimal_places=6,
-        min_value=0,
         required=False,
         help_text=gettext_lazy("On top of the price of every GPU-hour held; stated apart. Empty: none."),
     )
-    idle = forms.DecimalField(
+    idle = RateField(
         label=gettext_lazy("Idle surcharge"),
-        max_digits=14,
-        decimal_places=6,
-        min_value=0,
         required=False,
         help_text=gettext_lazy(
             "On GPU-hours held idle, booked when a day's telemetry has settled. Empty: none."
