@@ -23,9 +23,12 @@ from quotas.services.ledger import usage_span_close, usage_spans_open
 
 CARD_MILLI = 1000
 ENDED_LATER = """
-SELECT gpu_id, max(upper(during)) FROM pool_leasespan
- WHERE gpu_id = ANY(%s) AND during && tstzrange(%s, NULL) AND NOT upper_inf(during) GROUP BY gpu_id
+SELECT gpu_id, lower(span), upper(span), max(upper(during)) FROM pool_leasespan
+ WHERE gpu_id = ANY(%s) AND during && tstzrange(%s, NULL) AND NOT upper_inf(during) GROUP BY gpu_id, span
 """
+
+Ended = Mapping[int, Sequence[tuple[int, int, datetime]]]
+"""By card: the part [from, to) of it and when its last lease there ended."""
 
 
 def leases_open(
@@ -55,16 +58,17 @@ def leases_build(
     members: Iterable[Member],
     gpus: dict[int, Gpu],
     at: datetime,
-    ended: Mapping[int, datetime],
+    ended: Ended,
 ) -> tuple[list[Lease], list[LeaseSpan]]:
-    """The leases of a placement and their spans, not written yet. ``ended``: cards whose last lease ended after ``at``
-    (the clock was put back since): a lease there begins when that one ended.
+    """The leases of a placement and their spans, not written yet. ``ended``: parts of cards whose last lease ended
+    after ``at`` (the clock was put back since): a lease on the same part begins when that one ended. Other parts
+    of the card (slices, fractions) have nothing to do with it.
     """
     made: list[Lease] = []
     spans: list[LeaseSpan] = []
     for member in members:
         for take in member.takes:
-            begins = max(at, ended.get(take.gpu_id, at))
+            begins = max([at, *_ends_of_the_same_part(ended.get(take.gpu_id, ()), take.spans)])
             lease = Lease(
                 allocation=allocation,
                 member=member.number,
@@ -87,11 +91,20 @@ def leases_build(
     return made, spans
 
 
-def ended_later(gpu_ids: Collection[int], at: datetime) -> dict[int, datetime]:
-    """Of some cards those with a lease that ended after ``at``, and when; none, unless the clock was put back."""
+def _ends_of_the_same_part(
+    ended: Sequence[tuple[int, int, datetime]], spans: Sequence[tuple[int, int]]
+) -> list[datetime]:
+    return [at for low, high, at in ended if any(low < to and begin < high for begin, to in spans)]
+
+
+def ended_later(gpu_ids: Collection[int], at: datetime) -> Ended:
+    """Of some cards the parts with a lease that ended after ``at``, and when; none, unless the clock was put back."""
+    found: dict[int, list[tuple[int, int, datetime]]] = {}
     with connection.cursor() as cursor:
         cursor.execute(ENDED_LATER, [list(gpu_ids), at])
-        return dict(cursor.fetchall())
+        for gpu_id, low, high, ended_at in cursor.fetchall():
+            found.setdefault(gpu_id, []).append((low, high, ended_at))
+    return found
 
 
 class Charges:

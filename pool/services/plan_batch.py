@@ -29,7 +29,7 @@ from pool.models import (
     QueueEntry,
     SchedulerCycle,
 )
-from pool.services.leases import Charges, ended_later, leases_build, leases_write
+from pool.services.leases import Charges, Ended, ended_later, leases_build, leases_write
 from pool.services.plan_apply import (
     SCHEDULER,
     Applied,
@@ -67,7 +67,7 @@ class _Batch:
     gpus: dict[int, Gpu]
     nodes: dict[int, Node]
     charges: Charges
-    ended: dict[int, datetime]
+    ended: Ended
     taken: list[tuple[Place, Allocation]] = field(default_factory=list)
     leases: list[Lease] = field(default_factory=list)
     spans: list[LeaseSpan] = field(default_factory=list)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from pool.services.cycle import schedule_cycle
 from portal.accounts.models import Department, User
 from portal.demo.first import anchor, seed
 from portal.demo.lives import Stage, play
-from portal.demo.story import story
+from portal.demo.story import Life, story
 from portal.demo.telemetry import tracks, write_hours
 from portal.ops.models import OutboxEvent
 from quotas.models import ApprovalStep, CapacityRequest, LedgerEntry, QuotaUsage
@@ -46,6 +47,15 @@ def test_the_first_stage_is_made_once_and_tells_its_sign_ins(demo: Path) -> None
     assert ApprovalStep.objects.filter(state="open").count() >= 2
 
 
+def neighbours(lives: list[Life], shape: str) -> tuple[Life, Life]:
+    """Two lives of a shape on one card at one time, the one that ends first written last."""
+    return next(
+        (one, other)
+        for one, other in combinations([x for x in lives if x.shape == shape], 2)
+        if one.seats[0].card == other.seats[0].card and other.started_at < other.ended_at < one.ended_at
+    )
+
+
 def test_lives_go_through_the_services_and_leave_the_present_alone(demo: Path) -> None:
     schedule_cycle(cause="test")
     held = Lease.objects.filter(ended_at=None).count()
@@ -54,18 +64,15 @@ def test_lives_go_through_the_services_and_leave_the_present_alone(demo: Path) -
     events = OutboxEvent.objects.filter(done_at=None).count()
     stage = Stage.load(anchor())
     lives = story(stage.anchor)
-    chosen = [
-        *lives[:4],
-        *[x for x in lives if x.shape == "mig"][:2],
-        *[x for x in lives if x.shape == "fraction"][:2],
-    ]
-    chosen += lives[-3:]
+    chosen = [*lives[:4], *neighbours(lives, "mig"), *neighbours(lives, "fraction"), *lives[-3:]]
     assert [play(life, stage) for life in chosen] == [""] * len(chosen)
     made = CapacityRequest.objects.filter(client_token__startswith="demo-0")
     assert made.count() == len({life.token for life in chosen})
     assert set(made.values_list("state", flat=True)) == {"ended"}
     assert Lease.objects.filter(ended_at=None).count() == held
     assert not LeaseSpan.objects.filter(during__isempty=True).exists()
+    began = Lease.objects.values_list("allocation__request__client_token", "started_at")
+    assert set(began.filter(allocation__request__in=made)) == {(x.token, x.started_at) for x in chosen}
     assert list(QuotaUsage.objects.order_by("id").values_list("id", "total", "direct", "charged")) == before
     assert OutboxEvent.objects.filter(done_at=None).count() == events
     assert not AgentCommand.objects.filter(

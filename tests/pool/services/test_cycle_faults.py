@@ -14,7 +14,7 @@ from unittest.mock import patch
 import pytest
 from django.db import IntegrityError, connection
 
-from pool.models import Allocation, Lease, Node, QueueEntry, SchedulerCycle
+from pool.models import Allocation, Lease, LeaseSpan, Node, QueueEntry, SchedulerCycle
 from pool.services import cycle as cycles
 from pool.services import plan_batch
 from pool.services.cycle import planner_reset, schedule_cycle
@@ -233,6 +233,26 @@ def test_a_card_whose_last_lease_ended_in_the_future_is_held_from_then_on(team, 
     }
     first.refresh_from_db()
     assert first.state == "ended"
+
+
+def test_a_share_of_a_card_has_nothing_to_do_with_what_ended_on_its_other_half(team, h800):
+    """Only the half that was held into the future begins later: the other half of the card begins now."""
+    card = pool.node(h800, 1).gpus.get()
+    build.limits(team, h800, 8)
+    half = {"shape": "fraction", "fraction_milli": 500, "fraction_mib": 20_000}
+    pool.queued(team, h800, 1, queued_at=T, **half)
+    with set_clock(T + timedelta(hours=1)), patch("pool.tasks.start_allocation.apply_async"):
+        assert len(schedule_cycle().placed) == 1
+    then = T + timedelta(hours=2)
+    with set_clock(then):
+        stop(acting_user=system("test"), allocation_id=Allocation.objects.get().pk, cause="released")
+    held = LeaseSpan.objects.get().span
+    for _one in range(2):
+        pool.queued(team, h800, 1, queued_at=T, **half)
+    with set_clock(T):
+        assert len(schedule_cycle().placed) == 2
+    found = LeaseSpan.objects.filter(gpu=card, lease__ended_at=None).values_list("span", "lease__started_at")
+    assert {span.lower: began for span, began in found} == {held.lower: then, 500 - held.lower: T}
 
 
 def test_a_clock_that_jumps_neither_stops_nor_doubles_anything(team, h800):
