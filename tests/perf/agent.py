@@ -1,8 +1,13 @@
 """What the agent costs: a job started by it against the same command by hand, and sampling eight GPUs each second.
 
 The real zipapp runs against a small server that speaks the protocol, with the fake NVML under it (which reads its
-state file at every call, so that a real library is cheaper). Times of a job are those of the person who waits: from
-the order leaving the server to its end arriving there.
+state file at every call, so that a real library is cheaper).
+
+A shared machine makes the same job twice as long from one minute to the next, so a job is not timed as a whole. What
+the agent adds has two parts, each told: the wait of the person from the order leaving the server to the end arriving
+there, for a command that does nothing, less the same by hand; and the pace of the work itself, which the job measures
+piece by piece and of which the fast tenth is compared, turns by hand and by the agent in turn. The
+overhead is that of both for a job of five seconds.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +31,18 @@ from websockets.asyncio.server import ServerConnection, serve
 from pool.agent import build, config, procs
 
 NATIVE = Path(__file__).resolve().parents[1] / "native" / "fake_nvml.c"
-WORK = "import sys; n = 0\nfor i in range(int(sys.argv[1])): n += i * i % 7\nprint(n)"
-GPUS, PAIRS, SAMPLE_SECONDS, TARGET_SECONDS = 8, 5, 30.0, 5.0
+WORK = """
+import sys, time
+pieces, n = [], 0
+end = time.perf_counter() + float(sys.argv[2])
+while time.perf_counter() < end:
+    began = time.perf_counter()
+    for i in range(40_000):
+        n += i * i % 7
+    pieces.append(time.perf_counter() - began)
+open(sys.argv[1], "w").write("\\n".join(map(str, pieces)))
+"""
+GPUS, PAIRS, TRIFLES, SAMPLE_SECONDS, TURN_SECONDS, JOB_SECONDS = 8, 10, 30, 30.0, 2.0, 5.0
 
 
 class Server:
@@ -135,34 +151,49 @@ async def _measure(folder: Path) -> dict[str, Any]:
             core = (_cpu_seconds(pids) - before) / seconds * 100
             sampled = (server.batches - batches) / seconds
             memory = _resident_mb(pids)
-            return {"core": core, "sampled": sampled, "memory": memory} | await _jobs(server, python, account)
+            return {"core": core, "sampled": sampled, "memory": memory} | await _jobs(
+                server, python, account, folder
+            )
         finally:
             agent.terminate()
             agent.wait(15)
 
 
-async def _jobs(server: Server, python: str, account: str | None) -> dict[str, Any]:
-    rounds = 2_000_000
-    once = _by_hand([python, "-c", WORK, str(rounds)], account)
-    argv = [python, "-c", WORK, str(int(rounds * TARGET_SECONDS / once))]
-    hand: list[float] = []
-    ours: list[float] = []
-    for number in range(PAIRS):
-        if number % 2 == 0:
-            hand.append(await asyncio.to_thread(_by_hand, argv, account))
-        seconds, answer = await server.run(f"job-{number}", argv)
+async def _jobs(server: Server, python: str, account: str | None, folder: Path) -> dict[str, Any]:
+    """The two parts of what the agent adds to a job: milliseconds around it, and its pace (seconds a piece)."""
+    results = folder / "results"
+    results.mkdir()
+    results.chmod(0o777)
+
+    async def by_agent(name: str, argv: list[str]) -> float:
+        seconds, answer = await server.run(name, argv)
         if answer["exit_code"] != 0:
             raise RuntimeError(f"the job failed: {answer}")
-        ours.append(seconds)
-        if number % 2:
-            hand.append(await asyncio.to_thread(_by_hand, argv, account))
-    short = [(await server.run(f"short-{number}", ["/bin/true"]))[0] for number in range(PAIRS)]
+        return seconds
+
+    for number in range(PAIRS):
+        for who in ("hand", "ours") if number % 2 else ("ours", "hand"):
+            argv = [python, "-c", WORK, str(results / f"{who}-{number}"), str(TURN_SECONDS)]
+            await (
+                by_agent(f"job-{number}", argv)
+                if who == "ours"
+                else asyncio.to_thread(_by_hand, argv, account)
+            )
+    idle = ["/bin/true"]
+    ours, hand = list[float](), list[float]()
+    for number in range(TRIFLES):
+        hand.append(await asyncio.to_thread(_by_hand, idle, account))
+        ours.append(await by_agent(f"idle-{number}", idle))
     return {
-        "hand": statistics.median(hand),
-        "more": statistics.median(mine - other for mine, other in zip(ours, hand, strict=True)),
-        "ours": statistics.median(ours),
-        "short": statistics.median(short),
+        "short": statistics.median(ours),
+        "around": statistics.median(ours) - statistics.median(hand),
+        **{who: _fast_tenth(results.glob(f"{who}-*")) for who in ("hand", "ours")},
     }
+
+
+def _fast_tenth(files: Iterable[Path]) -> float:
+    pieces = [float(line) for file in files for line in file.read_text().splitlines()]
+    return statistics.quantiles(pieces, n=10)[0]
 
 
 def run() -> dict[str, Any]:
@@ -173,17 +204,19 @@ def run() -> dict[str, Any]:
         got = asyncio.run(_measure(folder))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    pace = (got["ours"] / got["hand"] - 1) * 100
     return {
         "sizes": {
             "gpus": GPUS,
-            "pairs": PAIRS,
+            "turns": PAIRS,
+            "job_s": JOB_SECONDS,
             "sampling_s": SAMPLE_SECONDS,
             "samples_per_s": round(got["sampled"], 2),
         },
         "figures": {
-            "job_overhead_pct": round(got["more"] / got["hand"] * 100, 2),
-            "job_by_hand_s": round(got["hand"], 3),
-            "job_by_agent_s": round(got["ours"], 3),
+            "job_overhead_pct": round(got["around"] / JOB_SECONDS * 100 + pace, 2),
+            "around_a_job_ms": round(got["around"] * 1000),
+            "pace_pct": round(pace, 2),
             "shortest_job_ms": round(got["short"] * 1000),
             "sampling_core_pct": round(got["core"], 2),
             "memory_pss_mb": round(got["memory"], 1),
