@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from rest_framework.test import APIClient
 
 from portal.accounts.models import ApiToken
 from portal.accounts.services import token_create
+from portal.kernel.clock import now
 from portal.ops.models import AuditEvent
 from quotas.models import CapacityRequest, Delegation, QuotaChange, QuotaGrant, QuotaUsage
 from quotas.services.approvals import open_step_of
@@ -295,7 +297,8 @@ def test_quota_changes_delegations_policy_flavours(house):
     }
     assert client.post("/api/v1/quota-changes/", lend).data["errors"][0]["pointer"] == "ends_at"
     assert QuotaChange.objects.count() == 1
-    given = client.post("/api/v1/delegations/", {"deputy": "wu", "ends_at": "2026-12-31T00:00:00Z"})
+    until = (now() + timedelta(days=30)).isoformat()
+    given = client.post("/api/v1/delegations/", {"deputy": "wu", "ends_at": until})
     assert given.status_code == 201, given.data
     assert client.post(f"/api/v1/delegations/{given.data['uid']}/revoke/").status_code == 200
     assert Delegation.objects.get().revoked_at is not None
