@@ -11,6 +11,7 @@ from django.utils.translation import gettext_lazy as _
 from monitoring.models import AlertRule, Finding
 from monitoring.services.alerts import alert_holders
 from monitoring.web.finding_words import advice_words, amount_words, list_words
+from monitoring.web.source_words import code_word
 from monitoring.web.words import ACTIONS
 from monitoring.web.xid_words import meaning_words
 from pool.models import Allocation
@@ -97,6 +98,7 @@ kinds.register(
 
 
 register_fact("meaning", meaning_words)
+register_fact("fetch", code_word)
 register_fact("effect", lambda code: ACTIONS.get(str(code), code))
 
 

@@ -129,6 +129,7 @@ class Board:
         self.procs = np.zeros(n, np.int16)
         self.latched = np.zeros(n, bool)
         self.columns = np.zeros(n, frames.CELLS)
+        self.silent = np.ones(n, bool)  # as `tiles.is_silent`, of the last `refresh`
         # What facts alone decide, worked out where they changed (`dirty`), and where a sample came (`moved`)
         self.strong = np.zeros(n, np.uint8)
         self.weak = np.zeros(n, np.uint8)
@@ -231,8 +232,8 @@ class Board:
             quiet_since_ms=self.quiet_since[which],
             now_ms=now_ms,
         )
-        # What was measured longer ago than counts as data is no value any more, whatever else is known of the card
-        silent = (at <= 0) | (now_ms - at > NO_DATA_MS)
+        silent = (at <= 0) | (now_ms - at > NO_DATA_MS) | (fresh["state"] == CODE["lost"])
+        self.silent[which] = silent
         for name in ("busy", "sm", "mem", "temp"):
             fresh[name][silent] = frames.NA8
         fresh["power"][silent] = frames.NA16
@@ -276,7 +277,7 @@ class Board:
             outside=1000 * int(whole["no_lease"].sum()),
             maintenance=1000 * int(whole["maintenance"].sum()),
             down=1000 * int(down.sum()),
-            with_data=int(((self.at[cards] > 0) & ~silent & ~broken).sum()),
+            with_data=int((~self.silent[cards]).sum()),
         )
 
     def stranded(self, i: int) -> int:

@@ -126,6 +126,12 @@ def tile_state(facts: TileFacts, *, at_ms: int, quiet_since_ms: int, now_ms: int
     return STATES[weak]
 
 
+def is_silent(*, state: str, at_ms: int, now_ms: int) -> bool:
+    """Nothing measures it now: whatever was measured last is no value any more, also of a card in maintenance or
+    broken."""
+    return state == "lost" or at_ms <= 0 or now_ms - at_ms > NO_DATA_MS
+
+
 def is_stale(*, at_ms: int, now_ms: int) -> bool:
     """Older than three missed samples of ten seconds: its last value stays, dimmed, with its time (G090)."""
     return at_ms > 0 and now_ms - at_ms > STALE_MS

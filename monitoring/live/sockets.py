@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -21,7 +22,7 @@ from django.db import DatabaseError, connections
 
 from monitoring.engine import frames
 from monitoring.engine.board import Board
-from monitoring.engine.tiles import is_stale
+from monitoring.engine.tiles import is_silent, is_stale
 from monitoring.live.hub import BEAT_S, CellOutlet, Hub, Outlet, hub
 from monitoring.selectors.access import Key, topic_keys
 from monitoring.selectors.series import recent
@@ -138,6 +139,8 @@ class CellsSocket(LiveSocket):
 
     def join(self) -> None:
         self.number = 0
+        self.told: dict[int, list[Any]] = {}
+        self.look_at = 0.0
         self.outlet: CellOutlet = CellOutlet({gpu for gpu, _ in self.keys})
         self.hub.join_cells(self.outlet)
         self.outlet.wake.set()
@@ -165,6 +168,7 @@ class CellsSocket(LiveSocket):
                     )
                     continue
                 cell = board.cells[at]
+                self.told[at] = row_of(board, at, i)
                 cells.append(
                     {
                         "gpu": cell.uid,
@@ -173,7 +177,7 @@ class CellsSocket(LiveSocket):
                         "node": board.nodes[cell.node].name,
                         "limit_w": cell.power_limit_w or None,
                         "history": line,
-                        "last": row_of(board, at, i),
+                        "last": self.told[at],
                     }
                 )
             await self.send(
@@ -181,8 +185,15 @@ class CellsSocket(LiveSocket):
             )
             return
         places = {board.index[key]: i for i, key in enumerate(self.keys) if key in board.index}
-        rows = [row_of(board, at, places[at]) for at in sorted(outlet.changed) if at in places]
+        which = outlet.changed & places.keys()
         outlet.changed.clear()
+        moment = time.monotonic()
+        if moment >= self.look_at:
+            # Ages pass by themselves: what falls silent sends no sample that would tell so
+            self.look_at, which = moment + BEAT_S, set(places)
+        found = {at: row_of(board, at, places[at]) for at in sorted(which)}
+        rows = [row for at, row in found.items() if row != self.told.get(at)]
+        self.told |= found
         if rows:
             self.number += 1
             message: dict[str, Any] = {
@@ -204,19 +215,18 @@ def row_of(board: Board, at: int, i: int) -> list[Any]:
     """One row of detail; see `CellsSocket`."""
     now_ms = to_ms(now())
     seen = int(board.at[at])
-    return [
-        i,
-        seen or None,
+    state = board.state_of(at, now_ms)
+    measures = [
         _or_none(board.util[at], frames.NONE16, 10),
         _or_none(board.sm[at], frames.NONE16, 10),
         _or_none(board.mem_used[at], frames.NONE32),
         _or_none(board.mem_total[at], frames.NONE32),
         _or_none(board.temp[at], frames.NONE16),
         _or_none(board.power[at], frames.NONE32, 1000),
-        int(board.procs[at]),
-        board.state_of(at, now_ms),
-        is_stale(at_ms=seen, now_ms=now_ms),
     ]
+    if is_silent(state=state, at_ms=seen, now_ms=now_ms):
+        measures = [None] * len(measures)
+    return [i, seen or None, *measures, int(board.procs[at]), state, is_stale(at_ms=seen, now_ms=now_ms)]
 
 
 def _or_none(value: Any, none: int, scale: int = 1) -> float | int | None:

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from monitoring.engine.board import Board
 from monitoring.engine.frames import NONE16, NONE32
-from monitoring.engine.tiles import CODE, STATES
+from monitoring.engine.tiles import STATES
 from monitoring.models import Finding, GpuEvent, MetricSource
 from monitoring.selectors.board import board_now
 from pool.models import Node
@@ -86,12 +86,11 @@ class PoolCollector(Collector):
             ("gpupool_gpu_temperature_celsius", "Temperature of the card", board.temp, NONE16, 1),
             ("gpupool_gpu_power_watts", "Power of the board", board.power, NONE32, 1 / 1000),
         ]
-        labels = [self._labels(i) for i in range(len(board.cells))]
-        usable = ((board.at > 0) & (board.columns["state"] != CODE["no_data"])).tolist()
+        labels, silent = [self._labels(i) for i in range(len(board.cells))], board.silent.tolist()
         for name, text, values, none, scale in families:
             family = GaugeMetricFamily(name, text, labels=_LABELS)
             for i, value in enumerate(values.tolist()):
-                if value != none and usable[i]:
+                if value != none and not silent[i]:
                     family.add_metric(labels[i], value * scale)
             yield family
         age = GaugeMetricFamily(

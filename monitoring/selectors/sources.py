@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from django.db.models import Count, F, Q, QuerySet
+from django.utils.dateparse import parse_datetime
 
 from monitoring.models import MetricSource, SourceCard
 from portal.kernel.clock import now
@@ -28,9 +29,22 @@ def source_state(source: MetricSource) -> str:
         return OFF
     if source.last_at is None:
         return NEVER
-    if now() - source.last_at > timedelta(seconds=max(300, 5 * source.every_s)):
+    if now() - source.last_at > _patience(source):
         return OLD
     return GOOD if source.last_code == "ok" else BAD
+
+
+def _patience(source: MetricSource) -> timedelta:
+    return timedelta(seconds=max(300, 5 * source.every_s))
+
+
+def silent_since(source: MetricSource) -> datetime | None:
+    """Since when a source tells nothing or not all of it, once that is longer than a few fetches; else None."""
+    state = source_state(source)
+    if state == OLD:
+        return source.last_at
+    since = parse_datetime(str(source.last_facts.get("failing_since", ""))) if state == BAD else None
+    return since if since is not None and now() - since > _patience(source) else None
 
 
 def source_cards(source: MetricSource) -> QuerySet[SourceCard]:

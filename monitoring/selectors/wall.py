@@ -10,7 +10,7 @@ from uuid import UUID
 
 from monitoring.engine.board import Board
 from monitoring.engine.frames import NONE16, NONE32
-from monitoring.engine.tiles import STATES
+from monitoring.engine.tiles import CODE, STATES
 from monitoring.models import GpuState
 from monitoring.selectors.access import may_see_holding
 from pool.models import Allocation
@@ -112,9 +112,9 @@ def ordered(board: Board, cells: list[int], sort: str) -> list[int]:
     name = sort.lstrip("-")
     if name not in _SORTS:
         return cells
-    values = _SORTS[name](board).tolist()
+    values, silent = _SORTS[name](board).tolist(), board.silent.tolist()
     sign = -1 if sort.startswith("-") else 1
-    return sorted(cells, key=lambda i: (values[i] in (NONE16, NONE32), sign * int(values[i]), i))
+    return sorted(cells, key=lambda i: (silent[i] or values[i] in (NONE16, NONE32), sign * int(values[i]), i))
 
 
 def rows(board: Board, cells: Iterable[int], policy: Policy) -> list[dict[str, Any]]:
@@ -168,8 +168,8 @@ def rows(board: Board, cells: Iterable[int], policy: Policy) -> list[dict[str, A
 
 
 def measures(board: Board, i: int, missing: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """Each measure of a cell: `value` or None with a `reason` code."""
-    silent = "" if board.at[i] else "no_sample"
+    """Each measure of a cell: `value` or None with a `reason` code. Where nothing measures it now none has a value."""
+    silent = _silence(board, i)
     used, total = int(board.mem_used[i]), int(board.mem_total[i])
     values: dict[str, tuple[Any, str]] = {
         "busy": (_value(board.util[i], NONE16, 10), "util"),
@@ -179,13 +179,21 @@ def measures(board: Board, i: int, missing: dict[str, str]) -> dict[str, dict[st
         "temp": (_value(board.temp[i], NONE16), "temp"),
         "power": (_value(board.power[i], NONE32, 1000), "power_mw"),
     }
+    if silent:
+        return {name: {"value": None, "reason": silent} for name in values}
     return {
-        name: {
-            "value": value,
-            "reason": "" if value is not None else silent or missing.get(key, "not_reported"),
-        }
+        name: {"value": value, "reason": "" if value is not None else missing.get(key, "not_reported")}
         for name, (value, key) in values.items()
     }
+
+
+def _silence(board: Board, i: int) -> str:
+    """Why nothing measures a cell now; empty where something does."""
+    if not board.at[i]:
+        return "no_sample"
+    if not board.silent[i]:
+        return ""
+    return "lost" if board.columns[i]["state"] == CODE["lost"] else "stale"
 
 
 def _value(raw: Any, none: int, scale: int = 1) -> float | int | None:

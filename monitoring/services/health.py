@@ -1,4 +1,5 @@
-"""Judge cards and nodes by their last samples: incidents open once, collect, and close by themselves where they may.
+"""Judge cards, nodes and telemetry sources by what was heard last: incidents open once, collect, and close where they
+may by themselves.
 
 What a person has to clear (uncorrectable errors, a failed remap) stays until a person clears the card's condition.
 Cordons are people's; what is judged here sets a condition, so that nothing new is placed on the card.
@@ -15,7 +16,8 @@ from django.db import connection, transaction
 from django.utils.dateparse import parse_datetime
 
 from monitoring.engine.health import OK, Problem, Reading, counters_of, odd_ones, problems_of
-from monitoring.models import CardHealth, GpuState
+from monitoring.models import CardHealth, GpuState, MetricSource
+from monitoring.selectors.sources import silent_since
 from pool.models import Gpu, Node
 from pool.services.conditions import gpu_condition_set
 from portal.kernel.clock import now
@@ -31,8 +33,8 @@ RANK = {OK: 0, "suspect": 1, "fault": 2}
 
 
 def health_judge() -> dict[str, int]:
-    """Judge all cards with a fresh sample and all nodes; returns problems begun and ended. One run at a time."""
-    done = {"begun": 0, "ended": 0, "nodes": 0}
+    """Judge cards with a fresh sample, nodes and sources; returns problems begun and ended. One run at a time."""
+    done = {"begun": 0, "ended": 0, "nodes": 0, "sources": 0}
     with transaction.atomic():
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [_LOCK])
@@ -55,6 +57,7 @@ def health_judge() -> dict[str, int]:
             done["begun"] += begun
             done["ended"] += ended
         done["nodes"] = _nodes()
+        done["sources"] = _sources()
     return done
 
 
@@ -155,7 +158,7 @@ def _nodes() -> int:
     found = 0
     for node in nodes:
         skew = abs(node.clock_skew_ms or 0)
-        found += _node_problem(
+        found += _problem(
             node,
             "node_clock",
             skew >= SKEW_MS,
@@ -173,12 +176,29 @@ def _nodes() -> int:
     for node in nodes:
         usual = odd.get(node.pk)
         facts = {"driver": node.driver, "usual": usual or ""}
-        found += _node_problem(node, "node_driver", usual is not None, Incident.Severity.WARNING, facts)
+        found += _problem(node, "node_driver", usual is not None, Incident.Severity.WARNING, facts)
     return found
 
 
-def _node_problem(node: Node, code: str, wrong: bool, severity: str, facts: dict[str, Any]) -> int:
-    key = f"{code}:{node.uid}"
+def _sources() -> int:
+    """Sources that have been silent for too long; one that is switched off or well again has no incident."""
+    found = 0
+    for source in MetricSource.objects.select_related("cluster").order_by("id"):
+        since = silent_since(source)
+        facts = {
+            "cluster": source.cluster.name,
+            "fetch": source.last_code,
+            "since": since.isoformat() if since else "",
+            "good_at": source.last_ok_at.isoformat() if source.last_ok_at else "",
+        }
+        found += _problem(source, "source_silent", since is not None, Incident.Severity.WARNING, facts)
+    return found
+
+
+def _problem(
+    subject: Node | MetricSource, code: str, wrong: bool, severity: str, facts: dict[str, Any]
+) -> int:
+    key = f"{code}:{subject.uid}"
     open_now = Incident.objects.filter(dedupe_key=key).exclude(state="closed").exists()
     if not wrong:
         if open_now:
@@ -186,5 +206,5 @@ def _node_problem(node: Node, code: str, wrong: bool, severity: str, facts: dict
         return 0
     if open_now:
         return 0
-    incident_open(kind=code, dedupe_key=key, severity=severity, subject=node, facts=facts)
+    incident_open(kind=code, dedupe_key=key, severity=severity, subject=subject, facts=facts)
     return 1

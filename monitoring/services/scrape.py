@@ -62,7 +62,7 @@ def source_scrape(*, source_id: int) -> dict[str, Any]:
     at = now()
     scrapes, codes = heard(source, targets, secret)
     written = _write(source, scrapes, at)
-    code = verdict(codes, len(targets))
+    code = verdict(codes, len(targets), scrapes)
     facts: dict[str, Any] = {
         "targets": len(targets),
         "codes": dict(+codes),
@@ -101,12 +101,12 @@ def secret_of(source: MetricSource) -> str:
     return found
 
 
-def verdict(codes: Counter[str], targets: int) -> str:
-    """`ok` where every target answered well, else the code that is worth a look first."""
+def verdict(codes: Counter[str], targets: int, scrapes: list[tuple[Target, Scrape]]) -> str:
+    """`ok` where every target answered well and tells of cards, else the code that is worth a look first."""
     if not targets:
         return "no_targets"
     if codes["ok"] == targets:
-        return "ok"
+        return "ok" if any(scrape.readings for _target, scrape in scrapes) else "empty"
     order = (
         "unauthorized",
         "too_large",

@@ -91,7 +91,9 @@ def source_check(*, acting_user: Actor, source: MetricSource) -> Look:
             m.uuid,
         )
     )
-    return Look(verdict(codes, len(targets)), len(targets), dict(codes), dict(+problems), tuple(matches))
+    return Look(
+        verdict(codes, len(targets), scrapes), len(targets), dict(codes), dict(+problems), tuple(matches)
+    )
 
 
 def _match(source: MetricSource, uuid: str, claims: Claims, gpu: Gpu | None, covered: set[int]) -> Match:

@@ -125,7 +125,8 @@ def source_save(
             made = MetricSource.objects.create(cluster=cluster, **wanted)
         else:
             rows = MetricSource.objects.filter(pk=source.pk, version=version or source.version)
-            if not advance(rows, due_at=None, **wanted):
+            # What was heard before the change says nothing of the source as it is now
+            if not advance(rows, due_at=None, last_at=None, last_code="", **wanted):
                 raise Conflict(code="changed", detail=_("It was changed meanwhile."))
             made = MetricSource.objects.select_related("cluster").get(pk=source.pk)
         if wanted["auth"] == "none" or secret:
@@ -163,9 +164,14 @@ def sources_claim(*, limit: int = 50) -> list[int]:
 
 
 def source_result(*, source_id: int, code: str, facts: dict[str, Any]) -> None:
-    """Note how the last fetch went."""
+    """Note how the last fetch went, and since when none went well."""
     moment = now()
     changes: dict[str, Any] = {"last_at": moment, "last_code": code[:32], "last_facts": facts}
-    if code == "ok":
-        changes["last_ok_at"] = moment
-    MetricSource.objects.filter(pk=source_id).update(**changes)
+    with transaction.atomic():
+        row = MetricSource.objects.select_for_update(no_key=True).get(pk=source_id)
+        if code == "ok":
+            changes["last_ok_at"] = moment
+        else:
+            since = row.last_facts.get("failing_since") if row.last_code else None
+            changes["last_facts"] = {**facts, "failing_since": since or moment.isoformat()}
+        MetricSource.objects.filter(pk=source_id).update(**changes)

@@ -20,6 +20,7 @@ CODES: dict[str, Any] = {
     "bad_json": _("answers, but not as a Prometheus server"),
     "bad_shape": _("answers, but not with the newest value of each series"),
     "query_refused": _("does not take the query"),
+    "empty": _("answers, but tells of no card"),
     "no_targets": _("has no node to fetch from"),
     "secret_missing": _("needs its token or password"),
     "credential_unreadable": _("needs its token or password again"),

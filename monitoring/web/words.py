@@ -20,6 +20,7 @@ REASONS: dict[str, Any] = {
     "not_a_number": _("the value was not a number and was refused"),
     "card_level": _("counted once per card, not per slice"),
     "stale": _("the last sample is too old"),
+    "lost": _("the card or its node is not heard of any more"),
     "no_sample": _("no sample has arrived yet"),
     "no_driver": _("no NVIDIA driver on the node"),
     "nvml_error": _("NVML does not work on the node"),

@@ -200,6 +200,14 @@ WORDS: dict[str, tuple[Text, Text, Text]] = {
         _("Samples of a node were refused as impossible or foreign."),
         _("Look at the clock and the driver of the node."),
     ),
+    "source_silent": (
+        _("Telemetry source is silent"),
+        _("A source that is fetched has told nothing, or not all of it, for several fetches."),
+        _(
+            "Its page says how the last fetch went and has a dry run. Its cards show no data meanwhile; the incident "
+            "closes by itself when it answers well again."
+        ),
+    ),
     "approval_overdue": (
         _("Approval overdue"),
         _("A step of an approval has waited longer than its policy allows, and nobody is above it."),

@@ -5,7 +5,7 @@ import { onTheme, token } from './palette.mjs';
 const KEEP_MS = 15 * 60 * 1000;
 const HOLE_MS = 45000;
 const MAX_LINES = 8;
-const AT = 1, BUSY = 2, SM = 3, MEM = 4, TOTAL = 5, TEMP = 6, POWER = 7, STATE = 9;
+const AT = 1, BUSY = 2, SM = 3, MEM = 4, TOTAL = 5, TEMP = 6, POWER = 7, STATE = 9, STALE = 10;
 const KEYS = { busy: BUSY, mem: MEM, temp: TEMP, power: POWER };
 const zone = () => document.documentElement.dataset.zone || undefined;
 const fill = (text, values) => (text || '').replace(/\{(\w+)\}/g, (_, key) => values[key] ?? '');
@@ -211,6 +211,7 @@ class Table extends Cells {
     this.cells.forEach((cell, i) => {
       const row = this.rows[i];
       if (!row || !cell.last) return;
+      row.toggleAttribute('data-stale', cell.last[STALE]);
       const put = (name, value, format) => {
         const td = row.querySelector(`[data-m="${name}"]`);
         // What is missing keeps the server's N/A with its reason

@@ -10,7 +10,6 @@ const KEPT_MOST = 3000;
 const CUTS = { busy: [1, 20, 40, 60, 80], sm: [1, 20, 40, 60, 80], mem: [5, 20, 40, 60, 80], temp: [40, 50, 60, 70, 80], power: [15, 30, 50, 70, 85] };
 const EDGED = new Set(['fault', 'lost', 'no_lease', 'suspect', 'reclaiming']);
 const TAKEN = new Set(['in_use', 'idle', 'starting', 'reserved']);
-const SILENT = new Set(['no_data', 'lost']); // nothing measures these now: a number would be an old one
 const paths = new Map();
 const pictures = new Map();
 let hatch = null;
@@ -129,7 +128,7 @@ export function drawNode(node, data, look, options) {
   for (let k = 0; k < cards.length; k += 1) {
     const card = cards[k], { i } = card;
     const s = look(data.state[i]), split = s.name === 'split';
-    const v = SILENT.has(s.name) ? null : valueOf(data, i, measure);
+    const v = valueOf(data, i, measure);
     const step = measure === 'state' || split ? -1 : heat(v, measure, card.limit);
     const alpha = card.dim ? 0.18 : data.flags[i] & 1 ? 0.6 : 1;
     let text = v === null ? words.na : String(v), parts = '';

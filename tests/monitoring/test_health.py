@@ -57,7 +57,12 @@ def test_an_incident_opens_once_collects_and_closes_by_itself() -> None:
         [card] = make.node(gpus=1).gpus.all()
         sample(card, remap_pending=1, remap_uncorr=1)
         assert health_judge()["begun"] == 1
-        assert health_judge() == {"begun": 0, "ended": 0, "nodes": 0}  # the same sample is judged once
+        assert health_judge() == {
+            "begun": 0,
+            "ended": 0,
+            "nodes": 0,
+            "sources": 0,
+        }  # the same sample is judged once
     with at(60):
         sample(card, remap_pending=1, remap_uncorr=1)
         assert health_judge()["begun"] == 0
@@ -84,7 +89,7 @@ def test_memory_errors_stay_until_a_person_clears_the_card() -> None:
         assert health_judge()["begun"] == 1
     with at(120):
         sample(card, ecc_uncorr=3)
-        assert health_judge() == {"begun": 0, "ended": 0, "nodes": 0}
+        assert health_judge() == {"begun": 0, "ended": 0, "nodes": 0, "sources": 0}
         card.refresh_from_db()
         assert card.condition == "suspect"
         assert len(standing(kind="gpu_ecc")) == 1

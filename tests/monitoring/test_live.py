@@ -16,7 +16,8 @@ from channels.routing import URLRouter
 from django.conf import settings
 
 from monitoring.engine import frames
-from monitoring.engine.tiles import STATES
+from monitoring.engine.tiles import NO_DATA_MS, STATES
+from monitoring.live import sockets
 from monitoring.live.hub import Hub, Outlet, _hubs, hub
 from monitoring.live.ingest_sink import samples_sink
 from monitoring.live.routing import websocket_urlpatterns
@@ -133,8 +134,6 @@ async def test_a_foreign_person_cannot_follow_an_allocation_permissions_p021() -
 
 async def test_who_leaves_is_cut_off_permissions_p022() -> None:
     s = await scene()
-    from monitoring.live import sockets
-
     old, sockets.RECHECK_S = sockets.RECHECK_S, 0.2
     try:
         async with socket(f"/ws/allocations/{s['lease'].allocation.uid}/", s["holder"]) as line:
@@ -168,6 +167,23 @@ async def test_gpu_topic_has_its_last_quarter_of_an_hour_then_each_sample() -> N
             delta = await text(line, "delta")
         row = delta["rows"][0]
         assert row[0] == 0 and row[3:10] == [None, 0, 81559, 66, 621.0, 1, "in_use"]
+
+
+async def test_a_card_that_falls_silent_loses_its_numbers_while_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No sample of it tells so: its age does, on the node's page as on the wall."""
+    monkeypatch.setattr(sockets, "BEAT_S", 0.2)
+    s = await scene()
+    silent, at = s["cards"][0], now() - timedelta(milliseconds=NO_DATA_MS - 1500)
+    await samples_sink(s["node"].pk, b.message(b.row(silent, at, util=93), b.row(s["cards"][1])))
+    async with socket(f"/ws/nodes/{s['node'].uid}/", s["holder"]) as line:
+        first = (await text(line, "snapshot"))["cells"][0]["last"]
+        assert first[2:8] == [93, None, 73728, 81559, 66, 621.0] and first[10] is True
+        row = first
+        while row[0] != 0 or row[9] != "no_data":
+            (row,) = (await text(line, "delta"))["rows"]
+        assert row[1:8] == [first[1], *[None] * 6]
 
 
 async def test_websocket_p075_after_being_away_a_snapshot_equals_a_reload() -> None:

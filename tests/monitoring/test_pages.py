@@ -57,7 +57,11 @@ def client(user: Any, language: str = "en") -> Client:
 
 
 def text(response: Any) -> str:
-    plain = html.unescape(re.sub(r"<[^>]+>", " ", response.content.decode()))
+    return text_of(response.content.decode())
+
+
+def text_of(page: str) -> str:
+    plain = html.unescape(re.sub(r"<[^>]+>", " ", page))
     return re.sub(r"\s+", " ", plain.replace("\u00a0", " "))
 
 
@@ -298,6 +302,60 @@ def test_metrics_leave_out_what_is_missing_and_are_not_for_everybody_p019(scene:
         == 401
     )
     assert Client().get("/metrics", headers={"X-Forwarded-For": "10.1.2.3"}).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("change", "state", "reason"),
+    [
+        ({}, "no_data", "stale"),
+        ({"schedulable": "maintenance"}, "maintenance", "stale"),
+        ({"condition": "fault"}, "fault", "stale"),
+        ({"condition": "vanished"}, "lost", "lost"),
+    ],
+)
+def test_a_card_that_nothing_measures_now_has_no_number_anywhere(
+    scene: dict[str, Any], change: dict[str, str], state: str, reason: str
+) -> None:
+    """Whatever is known of it otherwise: pop card, table and its order, API, card page, small gauges and /metrics."""
+    card, node = scene["cards"][0], scene["node"]
+    for name, value in change.items():
+        setattr(node if name == "schedulable" else card, name, value)
+    node.save()
+    card.save()
+    moment = now() if reason == "lost" else now() + timedelta(seconds=61)
+    with set_clock(moment):
+        batch, refused = intake.batch_of(
+            node_id=node.pk, message=b.message(b.row(scene["cards"][1], moment, util=7, procs=[]))
+        )
+        assert not refused
+        ingest.samples_write(batches=[batch], tell=False)
+        board_forget()
+        c = client(scene["holder"])
+        row, other, _third = c.get("/api/v1/telemetry/state/").json()["results"]
+        assert (row["state"], row["gpu"]) == (state, str(card.uid))
+        measured = (
+            "busy_percent",
+            "memory_used_mib",
+            "memory_total_mib",
+            "temperature_celsius",
+            "power_watts",
+        )
+        assert [row[name] for name in measured] == [None] * 5
+        assert row["missing"] == dict.fromkeys(("busy", "sm", "mem", "mem_total", "temp", "power"), reason)
+        assert row["sampled_at"] is not None and other["busy_percent"] == 7
+        why = {"stale": "the last sample is too old", "lost": "the card or its node is not heard of any more"}
+        pop = c.get(reverse("monitoring:wall-card", args=[card.uid])).content.decode()
+        assert text_of(pop).count(why[reason]) == 4 and "GiB" not in pop and "93" not in text_of(pop)
+        table = c.get(reverse("monitoring:wall"), {"view": "table", "sort": "-busy"}).content.decode()
+        rows = re.findall(r"<tr.*?</tr>", table, re.S)[1:]
+        assert [re.search(r"GPU (\d)</a>", line).group(1) for line in rows] == ["1", "0", "2"]  # type: ignore[union-attr]
+        assert text_of(rows[1]).count(why[reason]) == 4
+        page = text(c.get(reverse("monitoring:gpu", args=[card.uid])))
+        assert f"GPU busy (time) N/A: {why[reason]}" in page
+        mini = text(c.get(reverse("monitoring:allocation-mini", args=[scene["lease"].allocation.uid])))
+        assert mini.count("N/A") == 2 and "%" not in mini
+        told = [line for line in c.get("/metrics").content.decode().splitlines() if str(card.uid) in line]
+        assert [line.split("{")[0] for line in told] == ["gpupool_gpu_last_sample_timestamp_seconds"]
 
 
 def test_hours_of_the_week_leave_holes_and_the_future_empty(scene: dict[str, Any]) -> None:

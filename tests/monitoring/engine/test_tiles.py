@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from monitoring.engine import frames
 from monitoring.engine.board import Board, Cell, Holding, NodeRow
-from monitoring.engine.tiles import CODE, IDLE_MS, NO_DATA_MS, STATES, TileFacts, is_stale, tile_state
+from monitoring.engine.tiles import (
+    CODE,
+    IDLE_MS,
+    NO_DATA_MS,
+    STATES,
+    TileFacts,
+    is_silent,
+    is_stale,
+    tile_state,
+)
 
 NOW = 1_800_000_000_000
 GOOD = TileFacts(health="ok")
@@ -168,7 +177,7 @@ def test_sums_add_up_to_what_is_installed() -> None:
         2000,
     )
     assert s.installed == s.allocated + s.free + s.stranded + s.cordoned + s.outside + s.maintenance + s.down
-    assert s.with_data == 4
+    assert s.with_data == 5, "a broken card that reports has data, too"
 
 
 def test_stranded_of_a_split_card() -> None:
@@ -250,9 +259,15 @@ def test_all_tiles_at_once_have_the_states_that_each_has_by_itself(
     b = Board([(1, "s", "S")], [node], cells, [facts for facts, _at, _q in tiles], [Holding() for _ in tiles])
     b.at[:] = [at for _facts, at, _quiet in tiles]
     b.quiet_since[:] = [quiet for _facts, _at, quiet in tiles]
+    b.util[:] = 510
     b.refresh(NOW)
     alone = [tile_state(facts, at_ms=at, quiet_since_ms=quiet, now_ms=NOW) for facts, at, quiet in tiles]
     assert [STATES[code] for code in b.columns["state"].tolist()] == alone
+    silent = [
+        is_silent(state=state, at_ms=at, now_ms=NOW) for state, (_f, at, _q) in zip(alone, tiles, strict=True)
+    ]
+    assert b.silent.tolist() == silent
+    assert (b.columns["busy"] == frames.NA8).tolist() == silent, "a number exactly where something measures"
     assert sum(b.counts().values()) == len(tiles)
     sums = b.sums()
     parts = (

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from monitoring.models import GpuEvent, GpuSample, GpuState, MetricSource, SourceCard
+from monitoring.selectors.sources import silent_since
+from monitoring.services.health import health_judge
 from monitoring.services.scrape import source_scrape, targets_of
 from monitoring.services.sources import source_hasten, source_save, sources_claim
 from monitoring.sources import fetch as fetching
@@ -404,3 +406,71 @@ def test_a_due_source_is_given_to_one_caller(exporter: Exporter, frozen: None) -
     with set_clock(T0 + timedelta(seconds=15)):
         assert sources_claim() == [made.pk]
     assert MetricSource.objects.get(pk=off.pk).due_at is None
+
+
+def test_a_source_that_goes_silent_opens_one_incident_that_closes_when_it_is_back(exporter: Exporter) -> None:
+    """Refused, then a whole answer without a card in it: both are silence, and one incident until it answers well."""
+
+    def heard(seconds: int) -> str:
+        with set_clock(T0 + timedelta(seconds=seconds)):
+            return str(source_scrape(source_id=made.pk)["code"])
+
+    def judged(seconds: int) -> list[Incident]:
+        with set_clock(T0 + timedelta(seconds=seconds)):
+            health_judge()
+        return list(Incident.objects.filter(kind="source_silent").exclude(state="closed"))
+
+    with set_clock(T0):
+        _, (one, _two) = cards()
+        made = source(exporter)
+    exporter.bodies["/metrics"] = series(one.uuid, util=97)
+    assert heard(0) == "ok" and judged(30) == []
+    exporter.status = 503
+    assert heard(60) == "refused"
+    exporter.status, exporter.bodies["/metrics"] = 200, "# HELP nothing\n"
+    assert heard(300) == "empty" and judged(360) == [], "a few fetches may fail"
+    [found] = judged(361)
+    assert judged(500) == [found] and found.occurrences == 1
+    assert (found.severity, found.subject_uid, found.subject_label) == ("warning", made.uid, "dcgm")
+    assert found.facts == {
+        "cluster": made.cluster.name,
+        "fetch": "empty",
+        "since": (T0 + timedelta(seconds=60)).isoformat(),
+        "good_at": T0.isoformat(),
+    }
+    exporter.bodies["/metrics"] = series(one.uuid, util=97)
+    assert heard(600) == "ok" and judged(601) == []
+    found.refresh_from_db()
+    assert (found.state, found.note) == ("closed", "no longer seen")
+    # Nobody fetches it any more (no worker): also silence; switched off: none
+    assert judged(900) == []
+    [second] = judged(901)
+    assert second.facts["since"] == (T0 + timedelta(seconds=600)).isoformat()
+    with set_clock(T0 + timedelta(seconds=910)):
+        source_save(acting_user=SYSTEM, cluster=made.cluster, values={"active": False}, source=made)
+    assert judged(911) == []
+
+
+def test_a_source_that_is_switched_on_again_is_not_judged_by_what_was_heard_before(
+    exporter: Exporter,
+) -> None:
+    def switched(on: bool, seconds: int) -> None:
+        with set_clock(T0 + timedelta(seconds=seconds)):
+            row = MetricSource.objects.get()
+            source_save(acting_user=SYSTEM, cluster=row.cluster, values={"active": on}, source=row)
+
+    with set_clock(T0):
+        cards()
+        made = source(exporter)
+        assert source_scrape(source_id=made.pk)["code"] == "refused"
+    switched(False, 10)
+    switched(True, 86_400)
+    with set_clock(T0 + timedelta(seconds=86_405)):
+        health_judge()
+        assert not Incident.objects.filter(kind="source_silent").exists()
+        source_scrape(source_id=made.pk)
+    with set_clock(T0 + timedelta(seconds=86_700)):
+        assert silent_since(MetricSource.objects.get()) is None
+        source_scrape(source_id=made.pk)
+    with set_clock(T0 + timedelta(seconds=86_706)):
+        assert silent_since(MetricSource.objects.get()) == T0 + timedelta(seconds=86_405)
