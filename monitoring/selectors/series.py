@@ -16,6 +16,7 @@ from portal.kernel.units import to_ms
 Key = tuple[int, int]
 RAW_LIMIT = timedelta(hours=1)
 POINTS = 1000
+HOUR_S = 3600
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ class Point:
     """One point of a history: means of the samples that had the measure (None: none had), maxima, coverage 0–1."""
 
     at: datetime
+    seconds: int
     samples: int
     coverage: float
     util: float | None
@@ -140,7 +142,7 @@ def history(keys: Iterable[Key], *, start: datetime, end: datetime, step: int, p
         return []
     with connection.cursor() as cursor:
         cursor.execute(_HISTORY, _asked(wanted, start, end, step, point_s))
-        return [_point(row, point_s * len(wanted)) for row in cursor.fetchall()]
+        return [_point(row, point_s, len(wanted)) for row in cursor.fetchall()]
 
 
 def histories(
@@ -152,7 +154,7 @@ def histories(
         with connection.cursor() as cursor:
             cursor.execute(_HISTORIES, _asked(list(out), start, end, step, point_s))
             for gpu_id, slot, *row in cursor.fetchall():
-                out[gpu_id, slot].append(_point(row, point_s))
+                out[gpu_id, slot].append(_point(row, point_s, 1))
     return out
 
 
@@ -161,12 +163,13 @@ def _asked(keys: list[Key], start: datetime, end: datetime, step: int, point_s: 
     return {"gpus": gpus, "slots": slots, "step": step, "point": point_s, "start": start, "end": end}
 
 
-def _point(row: Sequence[Any], whole_s: int) -> Point:
+def _point(row: Sequence[Any], point_s: int, cards: int) -> Point:
     at, samples, covered, un, us, um, sn, ss, mn, ms, mm, tn, ts, tm, pn, ps, pm = row
     return Point(
         at=at,
+        seconds=point_s,
         samples=samples,
-        coverage=min(1.0, covered / whole_s),
+        coverage=min(1.0, covered / (point_s * cards)),
         util=_scaled(us, un, 10),
         util_max=None if um is None else um / 10,
         sm=_scaled(ss, sn, 10),
@@ -190,7 +193,33 @@ def span_start(span: Span, end: datetime) -> datetime:
     return start - timedelta(seconds=start.timestamp() % span.point_s)
 
 
+def chart(keys: Iterable[Key], *, start: datetime, end: datetime, step: int, point_s: int) -> list[Point]:
+    """`history` for a chart: where minutes are asked and do not reach back (they are kept for a shorter time), the
+    hours before them stand in."""
+    wanted = list(keys)
+    points = history(wanted, start=start, end=end, step=step, point_s=point_s)
+    hours = _hours_before(points[0].at if points else end, start, step)
+    return history(wanted, step=HOUR_S, point_s=HOUR_S, **hours) + points if hours else points
+
+
+def charts(
+    keys: Iterable[Key], *, start: datetime, end: datetime, step: int, point_s: int
+) -> dict[Key, list[Point]]:
+    """The same for each card by itself."""
+    wanted = list(keys)
+    found = histories(wanted, start=start, end=end, step=step, point_s=point_s)
+    hours = _hours_before(min((p[0].at for p in found.values() if p), default=end), start, step)
+    older = histories(wanted, step=HOUR_S, point_s=HOUR_S, **hours) if hours else {}
+    return {key: older.get(key, []) + points for key, points in found.items()}
+
+
+def _hours_before(first: datetime, start: datetime, step: int) -> dict[str, datetime]:
+    """The whole hours from `start` to the hour of the `first` point; empty where there is none."""
+    begin, end = (at - timedelta(seconds=at.timestamp() % HOUR_S) for at in (start, first))
+    return {"start": begin, "end": end} if step < HOUR_S and begin < end else {}
+
+
 def span_points(keys: Iterable[Key], span: Span) -> list[Point]:
     """The history of a span that ends now."""
     end = now()
-    return history(keys, start=span_start(span, end), end=end, step=span.step, point_s=span.point_s)
+    return chart(keys, start=span_start(span, end), end=end, step=span.step, point_s=span.point_s)

@@ -29,7 +29,7 @@ def lines() -> list[tuple[str, str, Getter, Getter]]:
     ]
 
 
-def history_figure(points: Sequence[Point], *, start: str, end: str, step_s: int) -> dict[str, Any]:
+def history_figure(points: Sequence[Point], *, start: str, end: str) -> dict[str, Any]:
     """Four plots above one time axis: the mean as a line, the maximum as a thin one; a hole in the data is a hole.
 
     Times are UTC in ISO form; static/js/charts.mjs moves them into the reader's zone. Colours are token names.
@@ -37,7 +37,7 @@ def history_figure(points: Sequence[Point], *, start: str, end: str, step_s: int
     from plotly import graph_objects as go
 
     traces: list[dict[str, Any]] = []
-    xs, holes = with_holes(points, step_s)
+    xs, holes = with_holes(points)
     rows = lines()
     layout: dict[str, Any] = {
         "height": 560,
@@ -97,13 +97,14 @@ def history_figure(points: Sequence[Point], *, start: str, end: str, step_s: int
     return {"data": traces if points else [], "layout": layout, "table": history_table(points)}
 
 
-def with_holes(points: Sequence[Point], step_s: int) -> tuple[list[str], list[int | None]]:
+def with_holes(points: Sequence[Point]) -> tuple[list[str], list[int | None]]:
     """Times and point numbers, with an empty one after each point that the next does not follow at once."""
     xs: list[str] = []
     numbers: list[int | None] = []
     for i, point in enumerate(points):
-        if i and (point.at - points[i - 1].at).total_seconds() > step_s * 1.5:
-            xs.append(iso(points[i - 1].at, step_s))
+        before = points[i - 1] if i else point
+        if (point.at - before.at).total_seconds() > before.seconds * 1.5:
+            xs.append(iso(before.at, before.seconds))
             numbers.append(None)
         xs.append(iso(point.at))
         numbers.append(i)

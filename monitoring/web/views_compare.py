@@ -76,7 +76,7 @@ def _lines(cards: list[Gpu], span: Span) -> tuple[dict[int, list[Point]], Any, A
     end = now()
     start = series.span_start(span, end)
     keys = [(card.pk, 0) for card in cards]
-    found = series.histories(keys, start=start, end=end, step=span.step, point_s=span.point_s)
+    found = series.charts(keys, start=start, end=end, step=span.step, point_s=span.point_s)
     return {card.pk: found[card.pk, 0] for card in cards}, start, end
 
 
@@ -107,7 +107,7 @@ def _figure(cards: list[Gpu], span: Span, measure: str) -> dict[str, Any]:
     _title, unit, getter = _measures()[measure]
     data = []
     for card in cards:
-        xs, holes = figures.with_holes(lines[card.pk], span.point_s)
+        xs, holes = figures.with_holes(lines[card.pk])
         ys = [None if i is None else getter(lines[card.pk][i]) for i in holes]
         if ys:
             data.append(

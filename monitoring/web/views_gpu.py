@@ -94,9 +94,7 @@ def _event(event: Any) -> dict[str, Any]:
 def _figure(keys: list[access.Key], span: series.Span) -> dict[str, Any]:
     end = now()
     points = series.span_points(keys, span)
-    return figures.history_figure(
-        points, start=figures.iso(end - span.length), end=figures.iso(end), step_s=span.point_s
-    )
+    return figures.history_figure(points, start=figures.iso(end - span.length), end=figures.iso(end))
 
 
 @login_required
@@ -122,7 +120,7 @@ def _csv(points: list[series.Point], name: str) -> HttpResponse:
     return response
 
 
-def _allocation_points(policy: Any, uid: UUID) -> tuple[Any, list[series.Point], Any, Any, int]:
+def _allocation_points(policy: Any, uid: UUID) -> tuple[Any, list[series.Point], Any, Any]:
     """An allocation's whole time, in points that keep a chart under a thousand."""
     allocation = access.allocation_for(policy, uid)
     start = allocation.started_at or allocation.reserved_at
@@ -130,8 +128,8 @@ def _allocation_points(policy: Any, uid: UUID) -> tuple[Any, list[series.Point],
     length = max(end - start, timedelta(minutes=1))
     step, point = next((s, p) for limit, s, p in _STEPS if length <= limit)
     start -= timedelta(seconds=start.timestamp() % point)
-    points = series.history(access.lease_keys(allocation), start=start, end=end, step=step, point_s=point)
-    return allocation, points, start, end, point
+    points = series.chart(access.lease_keys(allocation), start=start, end=end, step=step, point_s=point)
+    return allocation, points, start, end
 
 
 _STEPS = (
@@ -162,10 +160,8 @@ def allocation_metrics(request: HttpRequest, uid: UUID) -> HttpResponse:
 @require_GET
 def allocation_history(request: HttpRequest, uid: UUID) -> JsonResponse:
     """The history of an allocation as a figure: means over its cards."""
-    _a, points, start, end, point = _allocation_points(request.policy, uid)  # type: ignore[attr-defined]
-    return JsonResponse(
-        figures.history_figure(points, start=figures.iso(start), end=figures.iso(end), step_s=point)
-    )
+    _a, points, start, end = _allocation_points(request.policy, uid)  # type: ignore[attr-defined]
+    return JsonResponse(figures.history_figure(points, start=figures.iso(start), end=figures.iso(end)))
 
 
 @login_required

@@ -13,6 +13,7 @@ from django.test import Client
 from django.urls import reverse
 
 from monitoring.models import GpuRollup, GpuSample, GpuState
+from monitoring.selectors import series
 from monitoring.services import ingest, intake
 from monitoring.services.rollups import rollup_run
 from pool.agent.outbox import SEGMENT_BYTES, Outbox
@@ -148,3 +149,44 @@ def test_a_day_without_data_is_a_hole_between_days_that_have_all_their_hours(
     assert len({line.split(",")[0] + line.split(",")[-1] for line in rows}) == len(rows), (
         "no hour stands there twice"
     )
+
+
+def test_hours_stand_in_where_minutes_do_not_reach_back() -> None:
+    """Minutes are kept for a shorter time than hours: a chart of a day goes on in hours before them, without a hole
+    and without counting an hour twice; an hour that nobody saw stays one."""
+    viewer = b.person("viewer", where=b.department())
+    node = b.node("kept-01", 2)
+    cards = list(node.gpus.order_by("index"))
+    end = START + timedelta(hours=12)
+
+    def rollup(card: Gpu, at: datetime, step: int, value: int) -> GpuRollup:
+        n = step // 10
+        return GpuRollup(gpu_id=card.pk, slot=0, step=step, bucket=at, samples=n, covered_s=step, util_n=n,
+                         util_sum=n * value, util_max=value)  # fmt: skip
+
+    hours = [h for h in range(24) if h != 3]
+    with set_clock(end):
+        GpuRollup.objects.bulk_create(
+            rollup(card, end - timedelta(hours=24 - h), 3600, 300) for card in cards for h in hours
+        )
+        since = end - timedelta(minutes=100)
+        GpuRollup.objects.bulk_create(
+            rollup(cards[0], since + timedelta(minutes=m), 60, 700) for m in range(100)
+        )
+        client = Client()
+        client.force_login(viewer, backend="django.contrib.auth.backends.ModelBackend")
+        figure = client.get(reverse("monitoring:gpu-history", args=[cards[0].uid]), {"span": "24h"}).json()
+        one = series.span_points([(cards[0].pk, 0)], series.SPANS["24h"])
+        both = series.charts(
+            [(card.pk, 0) for card in cards], start=end - timedelta(days=1), end=end, step=60, point_s=300
+        )
+    # The hour in which minutes begin is told by them alone: what it has before them is left out, nothing twice
+    told = [end - timedelta(hours=24 - h) for h in hours if h < 22]
+    assert [(p.at, p.seconds, p.util) for p in one[:21]] == [(at, 3600, 30.0) for at in told]
+    assert [(p.at, p.seconds, p.util) for p in one[21:]] == [
+        (since + timedelta(minutes=5 * n), 300, 70.0) for n in range(20)
+    ]
+    assert both[cards[0].pk, 0] == one and [p.at for p in both[cards[1].pk, 0]] == told
+    mean = figure["data"][1]
+    assert mean["y"].count(None) == 1, "one hole, and it is where nothing was seen"
+    assert mean["x"][mean["y"].index(None)] == (end - timedelta(hours=21)).isoformat().replace("+00:00", "Z")
