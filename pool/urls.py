@@ -29,6 +29,7 @@ urlpatterns = [
     path("clusters/new/", views_clusters.cluster_edit, name="cluster-new"),
     path("clusters/<uuid:uid>/", views_clusters.cluster_detail, name="cluster"),
     path("clusters/<uuid:uid>/edit/", views_clusters.cluster_edit, name="cluster-edit"),
+    path("clusters/<uuid:uid>/adopt/", views_clusters.cluster_adopt, name="cluster-adopt"),
     path("clusters/<uuid:uid>/do/<slug:act>/", views_clusters.cluster_act, name="cluster-act"),
     path("nodes/<uuid:uid>/", views_nodes.node_detail, name="node"),
     path("nodes/<uuid:uid>/<slug:act>/", views_nodes.node_act, name="node-act"),

@@ -12,6 +12,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from pool.models import Cluster
+from pool.services.adoption import work_adopt
 from pool.services.clusters import cluster_check, cluster_discover, cluster_import, cluster_save
 from pool.services.credentials import credential_set
 from pool.services.outside_nodes import NodePlan
@@ -77,6 +78,39 @@ class ImportInput(serializers.Serializer[Any]):
     names = serializers.ListField(child=serializers.CharField(), required=False)
 
 
+class AdoptInput(serializers.Serializer[Any]):
+    """Running work to take in: its id over there, for whom, and the request it becomes."""
+
+    work = serializers.CharField(help_text="as outside-work names it")
+    person = serializers.CharField(help_text="user name")
+    department = serializers.CharField(help_text="code")
+    duration_s = serializers.IntegerField(help_text="from now on")
+    purpose = serializers.CharField()
+    interruptible = serializers.BooleanField(default=False)
+    cost_code = serializers.CharField(required=False)
+
+
+class AdoptedSerializer(serializers.Serializer[Any]):
+    """What it is now."""
+
+    allocation = serializers.UUIDField()
+    request = serializers.UUIDField()
+    ref = serializers.CharField()
+
+
+class OutsideWorkSerializer(serializers.Serializer[Any]):
+    """Work there that is not of this pool, as the last look saw it."""
+
+    id = serializers.CharField()
+    name = serializers.CharField()
+    user = serializers.CharField()
+    account = serializers.CharField()
+    nodes = serializers.ListField(child=serializers.CharField())
+    gpus = serializers.IntegerField()
+    started_at = serializers.DateTimeField(allow_null=True)
+    ends_at = serializers.DateTimeField(allow_null=True)
+
+
 class PlanSerializer(serializers.Serializer[Any]):
     """What a discovery found against the inventory."""
 
@@ -139,6 +173,27 @@ class ClusterViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiViewSe
         else:
             plan = cluster_import(acting_user=self.actor, cluster=row, names=values.get("names"))
         return Response(PlanSerializer(_plan(plan, values["dry_run"])).data)
+
+    @extend_schema(responses=OutsideWorkSerializer(many=True))
+    @action(detail=True, methods=["get"], url_path="outside-work", pagination_class=None)
+    def outside_work(self, request: Request, uid: str) -> Response:
+        """Work there that is not of this pool; at most 200."""
+        return Response(self.get_object().foreign_work)
+
+    @extend_schema(request=AdoptInput, responses={201: AdoptedSerializer})
+    @action(detail=True, methods=["post"])
+    def adopt(self, request: Request, uid: str) -> Response:
+        """Take running work in as an allocation, on the cards it has; refused, it changes nothing."""
+        values = _sent(AdoptInput, request)
+        made = work_adopt(
+            acting_user=self.actor,
+            cluster=self.get_object(),
+            external_id=values.pop("work"),
+            person=values.pop("person"),
+            values=values,
+        )
+        told = {"allocation": made.uid, "request": made.request.uid, "ref": made.ref}
+        return Response(AdoptedSerializer(told).data, status=201)
 
     @extend_schema(request=CredentialInput, responses={204: None})
     @action(detail=True, methods=["post"])

@@ -243,7 +243,11 @@ class PolledExecutor(Executor, Protocol):
         """With ``CORDONS``: take back what ``cordon`` did; what others closed there stays closed."""
 
     def adopt(self, *, cluster: Cluster, external_id: str, uid: UUID) -> None:
-        """With ``ADOPTS``: write the allocation's uid on running work, so that looks find it from now on."""
+        """With ``ADOPTS``: write the allocation's uid on running work, so that looks find it from now on. What its
+        owner wrote there stays."""
+
+    def disown(self, *, cluster: Cluster, external_id: str, uid: UUID) -> None:
+        """With ``ADOPTS``: take back what ``adopt`` wrote; of work that does not carry it, nothing."""
 
     def limits(self, *, cluster: Cluster) -> list[Limit]:
         """With ``LIMITS``: every limit we keep or would keep there. Those that differ are what a push changes;

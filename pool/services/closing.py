@@ -67,7 +67,11 @@ def allocation_finish(*, allocation_id: int) -> bool:
             subject=allocation,
             after={"state": "ended", **facts},
         )
-        again = allocation.end_rule == REQUEUE and request.state == CapacityRequest.State.ALLOCATED
+        again = (
+            allocation.end_rule == REQUEUE
+            and request.state == CapacityRequest.State.ALLOCATED
+            and request.run_kind != CapacityRequest.RunKind.ADOPTED  # nobody here could begin it again
+        )
         if again:
             request_requeued(request_id=request.pk, reason=allocation.end_reason, facts=_error(allocation))
         else:

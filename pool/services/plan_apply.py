@@ -7,10 +7,11 @@ and noted; the next cycle decides about it again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import structlog
 from django.db import DatabaseError, IntegrityError, transaction
@@ -54,7 +55,7 @@ def place_apply(
     """Turn one placement into an allocation with leases, or say why not. Nothing is half written."""
     try:
         with transaction.atomic():
-            return Applied(request.pk, _write(place, request, flavour_id, cycle, acting_user))
+            return Applied(request.pk, place_write(place, request, flavour_id, cycle, acting_user))
     except DomainError as error:
         refusal = error.code
     except IntegrityError as error:
@@ -66,13 +67,19 @@ def place_apply(
     return Applied(request.pk, None, refusal)
 
 
-def _write(
+def place_write(
     place: Place,
     request: CapacityRequest,
     flavour_id: int | None,
     cycle: SchedulerCycle | None,
     actor: Actor,
+    *,
+    uid: UUID | None = None,
+    unmark: Callable[[Mapping[int, Gpu]], None] | None = None,
 ) -> Allocation:
+    """As ``place_apply``, in the caller's transaction, which a refusal must end. ``uid``: the allocation's, where it is
+    known already; ``unmark`` is called with the locked cards before they are judged.
+    """
     lock_wait_limit()
     if flavour_id is not None and place.charge_milli:
         quota_debit(
@@ -97,8 +104,11 @@ def _write(
     at = now()
     request.refresh_from_db()
     gpus = gpus_lock(take.gpu_id for member in place.members for take in member.takes)
+    if unmark is not None:
+        unmark(gpus)
     judge_again(place, gpus, nodes, flavour_id)
     allocation = allocation_build(place, request, flavour_id, at, cycle)
+    allocation.uid = uid or allocation.uid
     allocation.save(force_insert=True)
     AllocationMember.objects.bulk_create(members_build(place, allocation))
     leases_open(allocation=allocation, members=place.members, gpus=gpus, at=at)

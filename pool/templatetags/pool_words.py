@@ -59,6 +59,7 @@ def event_words(event: AllocationEvent) -> str:
         "member_running": _("%(node)s confirms: its process runs") % where,
         "member_free": _("Seen free on %(node)s") % where,
         "member_lost": _("%(node)s was lost") % where,
+        "adopted": _("Taken in while it ran: %(work)s") % {"work": facts.get("work")},
         "running": _("Running on all its nodes"),
         "extended": _("Extended"),
         "expiry_warning": _("Its holder was told that it ends soon"),

@@ -16,18 +16,21 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from pool.executors.base import Limit
+from pool.executors.base import ADOPTS, Limit, executor_for
 from pool.models import Cluster, Gpu, Node, Site
+from pool.services.adoption import adoption_first, work_adopt
 from pool.services.clusters import cluster_check, cluster_discover, cluster_import, cluster_save, outside
 from pool.services.credentials import credential_names, credential_set
 from pool.services.outside_limits import limits_diff, limits_push
 from pool.web.cluster_words import finding_word
 from portal.accounts.middleware import policy_of_request
+from portal.accounts.models import Department, User
 from portal.kernel.errors import DomainError
 from portal.ops.actor import actor_of
 
 PER_PAGE = 50
 MOST_ROWS = 50
+MOST_PEOPLE = 500
 FIELDS = ("code", "name", "site", "executor", "settings")
 CREDENTIALS = {"slurm": ("jwt",), "kubernetes": ("kubeconfig", "token")}
 
@@ -76,6 +79,7 @@ def _detail(request: HttpRequest, cluster: Cluster, status: int = 200, **more: A
         "credentials": [{"name": name, "row": known.get(name)} for name in names],
         "foreign": cluster.foreign_work[:MOST_ROWS],
         "foreign_more": max(0, len(cluster.foreign_work) - MOST_ROWS),
+        "adopts": ADOPTS in executor_for(cluster).can,
         "away_word": finding_word(cluster.away_code),
         **more,
     }
@@ -176,6 +180,63 @@ def cluster_act(request: HttpRequest, uid: Any, act: str) -> HttpResponse:
         return _detail(
             request, cluster, error.status, problem=finding_word(error.code), problem_detail=error.detail
         )
+
+
+@login_required
+@require_http_methods(["GET", "POST"])
+def cluster_adopt(request: HttpRequest, uid: Any) -> HttpResponse:
+    """Take work that runs there in as somebody's allocation; what was typed stays where it is refused."""
+    _administrator(request)
+    cluster = _cluster(uid)
+    name = request.POST.get("work") or request.GET.get("work") or ""
+    work = next((item for item in cluster.foreign_work if item["id"] == name), None)
+    if work is None:
+        raise Http404
+    values = adoption_first(cluster=cluster, work=work)
+    problems: dict[str, str] = {}
+    status = 200
+    if request.method == "POST":
+        values = {key: request.POST.get(key, "").strip() for key in values}
+        try:
+            allocation = work_adopt(
+                acting_user=actor_of(request),
+                cluster=cluster,
+                external_id=name,
+                person=values["person"],
+                values=_wishes(values),
+            )
+            messages.success(request, _("%(work)s is %(ref)s now.") % {"work": name, "ref": allocation.ref})
+            return HttpResponseRedirect(reverse("pool:allocation", args=[allocation.uid]))
+        except DomainError as error:
+            if error.status == 403:
+                raise
+            status = error.status
+            fields = {"duration_s": "hours"}
+            for problem in error.errors:
+                pointer = fields.get(problem["pointer"], problem["pointer"])
+                problems.setdefault(pointer if pointer in values else "", str(problem["detail"]))
+            problems = problems or {"": f"{error.detail} ({finding_word(error.code)})"}
+    context = {
+        "cluster": cluster,
+        "work": work,
+        "values": values,
+        "problems": problems,
+        "general": problems.get(""),
+        "departments": Department.objects.without_tree_fields().filter(closed_at=None).order_by("code"),
+        "people": User.objects.filter(is_active=True).order_by("username")[:MOST_PEOPLE],
+    }
+    return render(request, "pool/cluster_adopt.html", context, status=status)
+
+
+def _wishes(values: dict[str, str]) -> dict[str, Any]:
+    """Hours as the request's seconds; what is no whole number stays as it was typed and is told beside its field."""
+    hours = values["hours"]
+    return {
+        "department": values["department"],
+        "purpose": values["purpose"],
+        "interruptible": values["interruptible"] == "yes",
+        "duration_s": int(hours) * 3600 if hours.isdecimal() and len(hours) < 6 else hours or "?",
+    }
 
 
 def _check(request: HttpRequest, cluster: Cluster) -> HttpResponse:

@@ -320,7 +320,10 @@ class RequestInput(serializers.Serializer[Any]):
     )
     cost_code = serializers.CharField(required=False)
     purpose = serializers.CharField(required=False)
-    run_kind = serializers.ChoiceField(choices=CapacityRequest.RunKind.choices, required=False)
+    run_kind = serializers.ChoiceField(
+        choices=[one for one in CapacityRequest.RunKind.choices if one[0] in CapacityRequest.RUN_KINDS_ASKED],
+        required=False,
+    )
     command = serializers.CharField(required=False)
     image = serializers.CharField(required=False)
     environment = serializers.DictField(required=False)

@@ -76,6 +76,10 @@ class CapacityRequest(PublicModel):
         COMMAND = "command", _("Command")
         IMAGE = "image", _("Container image")
         HOLD = "hold", _("Hold: I work on the GPU myself")
+        ADOPTED = "adopted", _("Work that ran there before the pool took it in")
+
+    RUN_KINDS_ASKED: tuple[str, ...] = (RunKind.COMMAND.value, RunKind.IMAGE.value, RunKind.HOLD.value)
+    """What people can ask for; what runs already is taken in by ``pool.services.adoption`` and never started here."""
 
     requester = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="requests")
     last_editor = models.ForeignKey(

@@ -25,7 +25,7 @@ HEALTH_KINDS = ["http", "tcp", "command"]
 
 def read_run(r: Reader, draft: bool) -> None:
     """Command, image or hold; environment, checkpoint hook, health check; the CUDA that it needs."""
-    kind = r.choice("run_kind", CapacityRequest.RunKind.values, "command")
+    kind = r.choice("run_kind", list(CapacityRequest.RUN_KINDS_ASKED), "command")
     needs = {
         "command": _("Say what to run, or choose a hold."),
         "image": _("Name the container image."),

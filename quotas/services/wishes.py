@@ -32,6 +32,8 @@ def copied_of(request: CapacityRequest | None) -> dict[str, Any]:
     if request is None:
         return {}
     sent = {name: getattr(request, name) for name in COPIED if name not in NEVER_SENT}
+    if request.run_kind == CapacityRequest.RunKind.ADOPTED:  # nobody here knows what it was begun with
+        sent["run_kind"] = CapacityRequest.RunKind.COMMAND.value
     if request.state in ("draft", "returned"):
         sent |= {name: getattr(request, name) for name in TIMES}
     return sent

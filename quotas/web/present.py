@@ -251,6 +251,7 @@ def since(moment: datetime | None) -> str:
 EVENT_LOOKS = {
     "drafted": ("edit", "mute"),
     "submitted": ("plus", "mute"),
+    "adopted": ("hold", "info"),
     "changed": ("edit", "info"),
     "approved": ("check", "ok"),
     "proposed": ("edit", "warn"),
@@ -287,6 +288,7 @@ def event_words(kind: str) -> str:
     words = {
         "drafted": _("saved a draft"),
         "submitted": _("submitted"),
+        "adopted": _("took in what ran already"),
         "changed": _("changed it"),
         "approved": _("approved"),
         "proposed": _("approved with a change"),

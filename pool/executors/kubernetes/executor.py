@@ -334,11 +334,29 @@ class KubernetesExecutor:
                 raise TerminalFailure("adopted_already", f"{external_id} carries another allocation")
             if is_over(pod):
                 raise TerminalFailure("work_over", f"{external_id} has ended")
-            wanted = {names.ALLOCATION: str(uid), names.MEMBER: "0", names.MANAGED_BY: names.US}
-            made = session.connection.patch(path, {"metadata": {"labels": wanted}})
-            session.view.pods[external_id] = slim(made)
+            # Who manages it stays as it is written: a controller that missed its pod would begin another one.
+            self._label(session, external_id, {names.ALLOCATION: str(uid), names.MEMBER: "0"})
         except Problem as problem:
             raise failure(problem, f"adoption of {external_id}") from problem
+
+    def disown(self, *, cluster: Cluster, external_id: str, uid: UUID) -> None:
+        """Take these labels off again."""
+        session = self._session(cluster)
+        namespace, name = _split(external_id)
+        try:
+            pod = session.connection.get(f"/api/v1/namespaces/{namespace}/pods/{name}")
+            if (pod["metadata"].get("labels") or {}).get(names.ALLOCATION) == str(uid):
+                self._label(session, external_id, {names.ALLOCATION: None, names.MEMBER: None})
+        except Problem as problem:
+            if problem.code != NOT_FOUND:
+                raise failure(problem, f"end of the adoption of {external_id}") from problem
+
+    def _label(self, session: Session, external_id: str, labels: dict[str, str | None]) -> None:
+        namespace, name = _split(external_id)
+        path = f"/api/v1/namespaces/{namespace}/pods/{name}"
+        session.view.pods[external_id] = slim(
+            session.connection.patch(path, {"metadata": {"labels": labels}})
+        )
 
     def layout(self, *, node: Node) -> Layout:
         """The node's MIG layout as MIG Manager's labels say."""

@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from pool.executors.base import Observation
+from pool.executors.kubernetes import names
 from pool.executors.kubernetes.manifests import CONTAINER
 
 NEVER_BEGAN = {
@@ -74,6 +75,14 @@ def observed(pod: Mapping[str, Any]) -> Observation:
             account=_account(pod),
             devices=_devices(meta),
         )
+    if bound and _adopted(meta):  # its kubelet begins its containers again by itself; its cards stay its own
+        return Observation(
+            "running",
+            started_at=when(status.get("startTime")),
+            external_id=external,
+            account=_account(pod),
+            devices=_devices(meta),
+        )
     waiting = (work.get("state") or {}).get("waiting") or {}
     if not meta.get("deletionTimestamp") and _hopeless(waiting):
         detail = f"{waiting.get('reason')}: {waiting.get('message') or ''}"[:500]
@@ -85,6 +94,12 @@ def observed(pod: Mapping[str, Any]) -> Observation:
             failed_start=True,
         )
     return Observation("starting", external_id=external, detail=_waits_for(status, waiting, bound))
+
+
+def _adopted(meta: Mapping[str, Any]) -> bool:
+    """Whether it was somebody's before it was taken in: it carries an allocation, by a name that we would not give."""
+    uid = str((meta.get("labels") or {}).get(names.ALLOCATION) or "").replace("-", "")
+    return bool(uid) and not str(meta["name"]).startswith(f"gp-{uid}-")
 
 
 def departed(pod: Mapping[str, Any], wanted: bool) -> Observation:

@@ -138,10 +138,15 @@ class SlurmExecutor:
         ours = {member.allocation.uid for member in members}
         others = [work_of(job) for job in jobs if not job.over and not job.waiting and job.uid not in ours]
         others += [
-            work_of(job) for job in jobs if job.waiting and job.uid is not None and job.uid not in ours
+            work_of(job)
+            for job in jobs
+            if job.waiting and not job.adopted and job.uid is not None and job.uid not in ours
         ]
         for job in doubles(jobs, latest, ours):
             transport.cancel(job.id)
+        for job in jobs:
+            if job.adopted and job.waiting:  # Slurm begins it again by itself, and then it is nobody's here
+                transport.comment(job.id, job.own_comment)
         self._prolong(transport, members, latest, began)
         return Look(members=seen, others=others, nodes=found)
 
@@ -242,8 +247,23 @@ class SlurmExecutor:
         self._at(node.cluster)[0].resume(node.name)
 
     def adopt(self, *, cluster: Cluster, external_id: str, uid: UUID) -> None:
-        """Write the allocation's uid into the job's comment."""
-        self._at(cluster)[0].comment(external_id, f"{MARK}{uid}")
+        """Write the allocation's uid before the job's own comment."""
+        transport, job = self._job(cluster, external_id)
+        if job is None or job.over:
+            raise TerminalFailure("work_over", f"job {external_id} is not there any more")
+        if job.uid not in (None, uid):
+            raise TerminalFailure("adopted_already", f"job {external_id} carries another allocation")
+        transport.comment(external_id, f"{MARK}{uid} {job.own_comment}".strip())
+
+    def disown(self, *, cluster: Cluster, external_id: str, uid: UUID) -> None:
+        """Leave the job its own comment."""
+        transport, job = self._job(cluster, external_id)
+        if job is not None and job.adopted and job.uid == uid:
+            transport.comment(external_id, job.own_comment)
+
+    def _job(self, cluster: Cluster, external_id: str) -> tuple[SlurmTransport, Job | None]:
+        transport, _settings = self._at(cluster)
+        return transport, next((job for job in transport.jobs() if job.id == external_id), None)
 
     def limits(self, *, cluster: Cluster) -> list[Limit]:
         """GrpTRES of the departments' accounts against their quotas."""

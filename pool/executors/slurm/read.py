@@ -26,6 +26,7 @@ WAITING = frozenset(
     {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 )
 UUID_TEXT = re.compile(r"[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}", re.IGNORECASE)
+_MARKED = re.compile(rf"^{MARK}{UUID_TEXT.pattern} ?", re.IGNORECASE)
 _RANGE = re.compile(r"^(.*?)\[([^\]]*)\](.*)$")
 _INDEXES = re.compile(r"\(IDX:([0-9,\-]+)\)")
 _SOCKETS = re.compile(r"\([^)]*\)")
@@ -77,6 +78,16 @@ class Job:
                 if found:
                     return UUID(found.group())
         return None
+
+    @property
+    def adopted(self) -> bool:
+        """Whether it was somebody's before it was taken in: it carries an allocation by its comment alone."""
+        return self.uid is not None and not self.name.startswith(NAME)
+
+    @property
+    def own_comment(self) -> str:
+        """Its comment without our mark."""
+        return _MARKED.sub("", self.comment)
 
     @property
     def over(self) -> bool:

@@ -50,6 +50,9 @@ def doubles(jobs: Iterable[Job], latest: dict[UUID, Job], ours: set[UUID]) -> li
 
 def observation(job: Job, member: AllocationMember) -> Observation:
     """What a job says of one of its members."""
+    if job.waiting and job.adopted:
+        error = {"code": "requeued_outside", "detail": job.reason, "retryable": False}
+        return Observation("free", external_id=job.id, started_at=member.started_at, error=error)
     if job.waiting:
         return Observation("starting", external_id=job.id, detail=job.reason)
     if not job.over:  # also while it is only said to be completing: how it ended comes with its end

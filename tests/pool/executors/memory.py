@@ -196,6 +196,12 @@ class MemorySystem:
             if run.external_id == external_id:
                 run.uid = uid
 
+    def disown(self, *, cluster: Cluster, external_id: str, uid: UUID) -> None:
+        self._call(f"disown {external_id}")
+        for run in self.runs:
+            if (run.external_id, run.uid) == (external_id, uid):
+                run.uid = None
+
     def limits(self, *, cluster: Cluster) -> list[Limit]:
         self._call("limits")
         return self.there

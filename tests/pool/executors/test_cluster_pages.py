@@ -11,12 +11,14 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from pool.executors.base import Found, Limit
-from pool.models import Cluster, ClusterCredential, Node
+from pool.models import Allocation, Cluster, ClusterCredential, Node
 from pool.services.credentials import credential_read
+from pool.services.polling import cluster_poll
 from portal.accounts.models import User
+from portal.kernel.clock import now
 from portal.ops.models import AuditEvent
 from tests.pool import builders
-from tests.pool.executors.memory import MemorySystem
+from tests.pool.executors.memory import MemorySystem, Run
 from tests.quotas import build
 
 pytestmark = pytest.mark.django_db
@@ -164,6 +166,67 @@ def test_the_api_does_the_same(client: Client, admin: User, cluster: Cluster) ->
         f"/api/v1/clusters/{cluster.uid}/", {"name": "New"}, "application/json", headers={"If-Match": '"99"'}
     )
     assert changed.status_code == 412
+
+
+@pytest.fixture
+def running(cluster: Cluster, memory: MemorySystem) -> Run:
+    """Work of somebody there, as the last look saw it, and a person whom it could be."""
+    team, flavour = build.department("vg"), build.flavour("h800", installed=None)
+    builders.node(flavour, 2, cluster, name="hpc1")
+    build.limits(team, flavour, 4)
+    build.role(build.user("wang", team), "researcher", team)
+    memory.nodes = [Found("hpc1")]
+    run = Run("77", None, 0, "hpc1", indexes=(1,), started_at=now())
+    memory.runs.append(run)
+    cluster_poll(cluster_id=cluster.pk, nodes=True)
+    return run
+
+
+def test_running_work_is_taken_in_from_its_cluster(
+    client: Client, admin: User, cluster: Cluster, running: Run
+) -> None:
+    client.force_login(admin)
+    address = reverse("pool:cluster-adopt", args=[cluster.uid])
+    assert f"{address}?work=77" in client.get(reverse("pool:cluster", args=[cluster.uid])).content.decode()
+    form = client.get(address, {"work": "77"}).content.decode()
+    assert 'name="person" list="people" value="wang"' in form  # who it runs as there is a person's name here
+    assert '<option value="vg" selected>' in form
+    assert client.get(address, {"work": "78"}).status_code == 404
+    sent = {"work": "77", "person": "wang", "department": "vg", "hours": "2", "purpose": ""}
+    refused = client.post(address, sent)
+    assert refused.status_code == 400
+    assert 'id="e-purpose"' in refused.content.decode()
+    for hours in ("", "x", "-1", "0", "99999999"):
+        wrong = client.post(address, {**sent, "purpose": "ran before", "hours": hours})
+        assert wrong.status_code == 400, hours
+        assert 'id="e-hours"' in wrong.content.decode(), hours
+    assert running.uid is None
+    done = client.post(address, {**sent, "purpose": "ran before", "interruptible": "no"})
+    made = Allocation.objects.get()
+    assert (done.status_code, done["Location"]) == (302, reverse("pool:allocation", args=[made.uid]))
+    assert (made.holder.username, made.request.duration_s, running.uid) == ("wang", 7200, made.uid)
+    client.force_login(made.holder)
+    for page in (done["Location"], reverse("quotas:request-detail", args=[made.request.uid])):
+        assert client.get(page).status_code == 200
+
+
+def test_the_api_takes_running_work_in(client: Client, admin: User, cluster: Cluster, running: Run) -> None:
+    who = User.objects.get(username="wang")
+    address = f"/api/v1/clusters/{cluster.uid}"
+    sent = {"work": "77", "person": "wang", "department": "vg", "duration_s": 60, "purpose": "ran before"}
+    client.force_login(who)
+    assert client.post(f"{address}/adopt/", sent, "application/json").status_code == 403
+    assert client.get(f"{address}/outside-work/").status_code == 403
+    client.force_login(admin)
+    assert [work["id"] for work in client.get(f"{address}/outside-work/").json()] == ["77"]
+    assert client.post(f"{address}/adopt/", {**sent, "gpus": 9}, "application/json").status_code == 400
+    gone = client.post(f"{address}/adopt/", {**sent, "work": "78"}, "application/json")
+    assert (gone.status_code, gone.json()["code"]) == (409, "work_not_running")
+    answer = client.post(f"{address}/adopt/", sent, "application/json")
+    made = Allocation.objects.get()
+    told = {"allocation": str(made.uid), "request": str(made.request.uid), "ref": made.ref}
+    assert (answer.status_code, answer.json()) == (201, told)
+    assert client.get(f"{address}/outside-work/").json() == []
 
 
 def test_the_pages_stay_within_their_budget(client: Client, admin: User, cluster: Cluster) -> None:

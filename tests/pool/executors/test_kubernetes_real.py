@@ -15,13 +15,15 @@ from pool.executors.base import ExecutorFailure, RetryableFailure, TerminalFailu
 from pool.executors.kubernetes import names, sweeping
 from pool.executors.kubernetes.connection import Connection, Problem
 from pool.executors.kubernetes.mig import Layout
-from pool.models import Allocation, AllocationLog, AllocationMember, Cluster
+from pool.models import Allocation, AllocationLog, AllocationMember, Cluster, Lease
 from pool.services import stopping
+from pool.services.adoption import work_adopt
 from pool.services.cycle import schedule_cycle
 from pool.services.nodes import node_cordon, node_uncordon
 from pool.services.outside_limits import limits_diff, limits_push
 from pool.services.outside_nodes import nodes_import
 from pool.services.outside_output import outputs_follow
+from portal.kernel.errors import Blocked
 from quotas.models import LedgerEntry, QuotaGrant, QuotaUsage
 from quotas.services.requests import request_submit
 from tests.native import k8s
@@ -108,7 +110,19 @@ def end(rig: KubernetesRig, member: AllocationMember, grace_s: int = 5) -> Alloc
     return allocation(member)
 
 
-def bare_pod(rig: KubernetesRig, name: str, gpus: int = 1, namespace: str = "default") -> dict[str, Any]:
+def work_of_cluster(rig: KubernetesRig) -> list[dict[str, Any]]:
+    """What the last look saw of others on the rig's nodes."""
+    rig.cluster.refresh_from_db()
+    return [one for one in rig.cluster.foreign_work if set(rig.nodes) & set(one["nodes"])]
+
+
+def bare_pod(
+    rig: KubernetesRig,
+    name: str,
+    gpus: int = 1,
+    namespace: str = "default",
+    labels: dict[str, str] | None = None,
+) -> dict[str, Any]:
     """A pod of somebody who does not come through the pool."""
     amount = {GPU: str(gpus)}
     return rig.api.create(
@@ -116,7 +130,7 @@ def bare_pod(rig: KubernetesRig, name: str, gpus: int = 1, namespace: str = "def
         {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": name},
+            "metadata": {"name": name, "labels": labels or {}},
             "spec": {
                 "nodeName": rig.nodes[0],
                 "restartPolicy": "Never",
@@ -467,6 +481,38 @@ class TestOthers:
             rig.executor.adopt(cluster=rig.cluster, external_id=f"default/{name}", uid=rig.cluster.uid)
         rig.executor.end(cluster=rig.cluster, external_id=f"default/{name}")
         rig.settle(lambda: not rig.pods(member))
+
+    def test_a_running_pod_is_taken_in_and_stays_its_controllers(self, rig: KubernetesRig) -> None:
+        name, helm = f"theirs-{rig.team.code}", "Helm"
+        bare_pod(rig, name, labels={names.MANAGED_BY: helm})
+        path = f"/api/v1/namespaces/default/pods/{name}"
+        cards = rig.cluster.nodes.get().gpus
+        rig.settle(lambda: cards.exclude(foreign_use=[]).exists() and work_of_cluster(rig)[0]["started_at"])
+        who = build.user("", rig.team)
+        build.role(who, "researcher", rig.team)
+        asked = {"department": rig.team.code, "duration_s": 3600, "purpose": "ran", "interruptible": False}
+
+        def adopt() -> Allocation:
+            return work_adopt(
+                acting_user=ADMIN, cluster=rig.cluster, external_id=f"default/{name}",
+                person=who.username, values=asked,
+            )  # fmt: skip
+
+        QuotaUsage.objects.filter(department=rig.team).update(hard_cap=0)
+        with pytest.raises(Blocked):
+            adopt()
+        assert rig.api.get(path)["metadata"]["labels"] == {names.MANAGED_BY: helm}
+        QuotaUsage.objects.filter(department=rig.team).update(hard_cap=None)
+        row = adopt()
+        labels = {names.MANAGED_BY: helm, names.ALLOCATION: str(row.uid), names.MEMBER: "0"}
+        assert rig.api.get(path)["metadata"]["labels"] == labels
+        rig.look()
+        member = only_member(row)
+        assert (row.state, state(member), rig.copies(member)) == (A.RUNNING, M.RUNNING, 1)
+        assert Lease.objects.get(allocation=row).gpu == cards.get(index=0)
+        assert not cards.exclude(foreign_use=[]).exists()
+        end(rig, member)
+        assert allocation(member).request.state == "ended"
 
     def test_a_stray_of_ours_is_ended(self, rig: KubernetesRig) -> None:
         member = started(rig)

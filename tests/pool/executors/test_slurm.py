@@ -12,8 +12,9 @@ from django.urls import reverse
 
 from pool.executors.base import Limit
 from pool.executors.slurm.text import fields
-from pool.models import Allocation, AllocationLog, AllocationMember, Cluster, Lease, Node
+from pool.models import Allocation, AllocationLog, AllocationMember, Cluster, Gpu, Lease, Node
 from pool.services import stopping
+from pool.services.adoption import work_adopt
 from pool.services.cycle import schedule_cycle
 from pool.services.execution import allocation_start
 from pool.services.nodes import node_cordon, node_uncordon
@@ -21,7 +22,7 @@ from pool.services.outside_accounts import accounts_compare
 from pool.services.outside_limits import limits_diff, limits_push
 from pool.services.outside_output import outputs_follow
 from portal.kernel.clock import now
-from portal.kernel.errors import Conflict
+from portal.kernel.errors import Blocked, Conflict
 from portal.ops.actor import system
 from portal.ops.models import Incident
 from quotas.models import QuotaGrant, UsageSpan
@@ -240,3 +241,75 @@ def test_the_books_of_slurm_agree_with_ours(rig: SlurmRig) -> None:
         (member.allocation.ref, "started_at")
     ]
     assert Incident.objects.filter(kind="accounts_differ", state="open").count() == 1
+
+
+def theirs(rig: SlurmRig, gpus: int) -> str:
+    """A job of somebody who does not come through the pool, seen by a look on its cards."""
+    job = rig.bed.run(
+        "sbatch", "--parsable", "-p", "batch", "-A", "ml", f"--gres=gpu:a100:{gpus}", "--mem=100", "--requeue",
+        "--comment=mine to keep", "-o", "/dev/null", "--wrap", "sleep 600",
+    ).strip()  # fmt: skip
+    rig.settle(lambda: len(marked(rig)) == gpus)
+    return job
+
+
+def marked(rig: SlurmRig) -> list[int]:
+    cards = Gpu.objects.filter(node__cluster=rig.cluster).exclude(foreign_use=[])
+    return sorted(cards.values_list("pk", flat=True))
+
+
+def taken_in(rig: SlurmRig, job: str) -> Allocation:
+    who = build.user("lin", rig.team)
+    build.role(who, "researcher", rig.team)
+    wishes = {
+        "department": rig.team.code,
+        "duration_s": 3600,
+        "purpose": "ran before",
+        "interruptible": False,
+    }
+    return work_adopt(
+        acting_user=system("test"), cluster=rig.cluster, external_id=job, person="lin", values=wishes
+    )
+
+
+def comment(rig: SlurmRig, job: str) -> str:
+    return rig.bed.run("squeue", "-h", "-j", job, "-o", "%k").strip()
+
+
+def test_what_runs_there_is_taken_in_and_ends_like_any_other(rig: SlurmRig) -> None:
+    job = theirs(rig, 2)
+    cards = marked(rig)
+    allocation = taken_in(rig, job)
+    assert sorted(Lease.objects.values_list("gpu_id", flat=True)) == cards
+    assert comment(rig, job) == f"gpupool:{allocation.uid} mine to keep"
+    rig.look()
+    assert allocation_start(allocation_id=allocation.pk) is False
+    allocation.refresh_from_db()
+    assert (allocation.state, marked(rig)) == ("running", [])
+    assert rig.bed.run("squeue", "-h", "-o", "%A").split() == [job]
+    stopping.stop(acting_user=system("test"), allocation_id=allocation.pk, cause="released", grace_s=1)
+    rig.settle(lambda: Allocation.objects.get(pk=allocation.pk).state == "ended")
+    assert Allocation.objects.get(pk=allocation.pk).end_reason == "released"
+    assert {span.ended_at is None for span in UsageSpan.objects.all()} == {False}
+
+
+def test_taken_in_and_put_back_in_line_by_slurm_it_is_slurm_s_again(rig: SlurmRig) -> None:
+    job = theirs(rig, 1)
+    allocation = taken_in(rig, job)
+    rig.look()
+    rig.bed.run("scontrol", "requeue", job)
+    rig.settle(lambda: Allocation.objects.get(pk=allocation.pk).state == "ended")
+    allocation.refresh_from_db()
+    assert (allocation.error_code, allocation.request.state) == ("requeued_outside", "ended")
+    assert comment(rig, job) == "mine to keep"
+    assert rig.bed.run("squeue", "-h", "-j", job, "-o", "%T").strip() == "PENDING"
+
+
+def test_past_the_quota_a_job_stays_what_it_was(rig: SlurmRig) -> None:
+    build.limits(rig.team, rig.flavour, 1, hard_cap=1)
+    job = theirs(rig, 2)
+    cards = marked(rig)
+    with pytest.raises(Blocked):
+        taken_in(rig, job)
+    assert comment(rig, job) == "mine to keep"
+    assert (Allocation.objects.count(), marked(rig)) == (0, cards)
