@@ -183,7 +183,7 @@ class FleetHistoryView(TelemetryView):
     )
     def list(self, request: Request) -> Response:
         """Means over the cards that had samples in each hour or day, how many those were, and coverage 0 to 1."""
-        step = int(request.query_params.get("step", "3600"))
+        step = int(request.query_params.get("step") or 3600)
         end = _time(request, "to", now())
         start = _time(request, "from", end - timedelta(days=7))
         if not start < end:
@@ -238,7 +238,7 @@ class AllocationHistoryView(TelemetryView):
 
 def history_json(uid: UUID, keys: list[access.Key], request: Request) -> dict[str, Any]:
     """The answer of both history views."""
-    raw = request.query_params.get("step", "3600")
+    raw = request.query_params.get("step") or "3600"
     step = int(raw) if raw.isdecimal() else 0
     if step not in STEPS:
         raise Invalid.field("step", _("One of 60, 3600 and 86400 seconds."))

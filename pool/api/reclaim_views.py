@@ -8,6 +8,7 @@ from typing import Any
 
 from django.db.models import Q, QuerySet
 from django.utils.translation import gettext_lazy as _
+from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema, extend_schema_view
 from rest_framework import mixins
 from rest_framework.decorators import action
@@ -15,7 +16,6 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from pool.api import reclaim_serializers as s
-from pool.api.views import _text
 from pool.models import MaintenanceWindow, Node, ReclaimAdvice, ReclaimCase, Site
 from pool.selectors.reclaim import Modes
 from pool.services.maintenance import window_cancel, window_plan
@@ -24,6 +24,7 @@ from pool.services.nodes import require_pool_admin
 from pool.services.reclaim_rules import rules_active, rules_publish
 from pool.services.surplus import surplus_reclaim
 from portal.accounts.api.base import ApiViewSet
+from portal.accounts.api.params import query, uuid_param
 from portal.accounts.models import Department
 from portal.kernel.api import check_if_match, etag
 from portal.kernel.errors import Invalid
@@ -33,11 +34,9 @@ from quotas.models import GpuFlavour
 @extend_schema_view(
     list=extend_schema(
         parameters=[
-            _text("state", "open or closed"),
-            _text(
-                "cause", "expired, idle, over_quota, preempted, node_lost, revoked, maintenance, suspended"
-            ),
-            _text("allocation", "uid of an allocation"),
+            query("state", "whether it still goes on", enum=("open", "closed")),
+            query("cause", "why it is taken back", enum=ReclaimCase.Cause.values),
+            query("allocation", "uid of an allocation", OpenApiTypes.UUID),
         ]
     )
 )
@@ -58,8 +57,8 @@ class ReclaimCaseViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiVi
             found = found.filter(closed_at__isnull=wanted["state"] == "open")
         if wanted.get("cause"):
             found = found.filter(cause=wanted["cause"])
-        if wanted.get("allocation"):
-            found = found.filter(allocation__uid=wanted["allocation"])
+        if allocation := uuid_param(self.request, "allocation"):
+            found = found.filter(allocation__uid=allocation)
         return found.order_by("-id")
 
     @extend_schema(request=s.SurplusInput, responses=s.ReclaimCaseSerializer(many=True))
@@ -174,7 +173,9 @@ def _rules() -> dict[str, Any]:
 
 
 @extend_schema_view(
-    list=extend_schema(parameters=[_text("state", "planned, announced, running, ended, cancelled")])
+    list=extend_schema(
+        parameters=[query("state", "where it is in its life", enum=MaintenanceWindow.State.values)]
+    )
 )
 class MaintenanceWindowViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiViewSet):
     """Maintenance windows: everybody may know when nodes go away; administrators plan them."""

@@ -59,6 +59,7 @@ def _child(control: socket.socket, request: dict[str, Any]) -> int:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a log is read while it grows
     _name_process(f"gpupool-{request['role']}")
     for descriptor in request["closed"]:  # the pages' socket is the web server's alone
         os.close(descriptor)
