@@ -14,7 +14,7 @@ from portal.kernel.units import MS_PER_HOUR, cost_micro
 from quotas.engine.billing import month_bounds
 from quotas.models import LedgerEntry, PriceRate
 from quotas.selectors.billing_time import billing_zone, first_of_month
-from quotas.selectors.money import Lines
+from quotas.selectors.money import Lines, plain_lines
 
 COLUMNS = (
     "BilledCost", "BillingAccountId", "BillingAccountName", "BillingCurrency", "BillingPeriodEnd",
@@ -40,7 +40,7 @@ def focus_rows(lines: Lines) -> Iterator[list[str]]:
     assert month is not None
     start, end = month_bounds(month.year, month.month, billing_zone())
     account = settings.GPUPOOL_ORGANISATION or "GPU pool"
-    rows = lines.booked().order_by("id").values_list(*FIELDS).iterator(chunk_size=5000)
+    rows = plain_lines(lines.booked().order_by("id"), FIELDS)
     rates = {rate.uid: rate for rate in PriceRate.objects.all()}
     listed = {
         uid: rate.list_micro + rate.power_micro_per_gpu_hour
@@ -57,7 +57,7 @@ def _tags(cost_code: str, user: str, department: str) -> str:
 
 
 def _rows(
-    rows: Iterable[tuple[Any, ...]],
+    rows: Iterable[Any],
     month: date,
     start: str,
     end: str,
@@ -68,36 +68,35 @@ def _rows(
     kinds = LedgerEntry.Kind
     of_correction, of_idle = str(kinds.CORRECTION), str(kinds.IDLE)
     price_text = lru_cache(maxsize=1024)(money)
-    for row in rows:
-        line = dict(zip(FIELDS, row, strict=True))
-        cost = money(line["amount_micro"])
-        price = price_text(line["micro_per_gpu_hour"]) if line["rate_uid"] is not None else "0.000000"
-        idle = line["kind"] == of_idle
-        quantity = hours(line["surcharge_ms"] if idle else line["gpu_ms"])
-        micro = None if idle else listed.get(line["rate_uid"])
-        part = power.get(line["rate_uid"], 0)
-        for_power = money(cost_micro(line["gpu_ms"], part)) if part else "0.000000"
+    for line in rows:
+        cost = money(line.amount_micro)
+        price = price_text(line.micro_per_gpu_hour) if line.rate_uid is not None else "0.000000"
+        idle = line.kind == of_idle
+        quantity = hours(line.surcharge_ms if idle else line.gpu_ms)
+        micro = None if idle else listed.get(line.rate_uid)
+        part = power.get(line.rate_uid, 0)
+        for_power = money(cost_micro(line.gpu_ms, part)) if part else "0.000000"
         list_price = price if micro is None else price_text(micro)
         # What a correction of money alone takes back was never on the list.
-        list_cost = cost if micro is None or not line["gpu_ms"] else money(cost_micro(line["gpu_ms"], micro))
+        list_cost = cost if micro is None or not line.gpu_ms else money(cost_micro(line.gpu_ms, micro))
         # A correction of a line of an earlier month's books; one in its own open month changes what is billed there.
-        correction = line["kind"] == of_correction
-        earlier = correction and first_of_month(line["local_day"]) < month
+        correction = line.kind == of_correction
+        earlier = correction and first_of_month(line.local_day) < month
         category = "Adjustment" if correction and not earlier else "Usage"
-        share = f"{line['flavour_name']}, {line['gpu_label'] or line['node_name']}"
-        tags = _tags(line["cost_code"], line["user_name"], line["department_path"])
+        share = f"{line.flavour_name}, {line.gpu_label or line.node_name}"
+        tags = _tags(line.cost_code, line.user_name, line.department_path)
         what = f"{'Correction' if correction else 'Idle surcharge' if idle else 'Use'} of {share}"
         consumed = not correction and not idle  # what is idle was consumed in the row of its use
-        stop = line["ends_at"] if line["ends_at"] > line["starts_at"] else None
+        stop = line.ends_at if line.ends_at > line.starts_at else None
         yield [
-            cost, account, account, line["currency"], end, start, category, "Correction" if earlier else "", what,
-            "Usage-Based" if not correction else "One-Time", utc(stop) if stop else end, utc(line["starts_at"]),
+            cost, account, account, line.currency, end, start, category, "Correction" if earlier else "", what,
+            "Usage-Based" if not correction else "One-Time", utc(stop) if stop else end, utc(line.starts_at),
             quantity if consumed else "", "Hours" if consumed else "", cost, "" if correction else price,
             cost, account, list_cost, "" if correction else list_price, "" if correction else "Standard", quantity,
-            UNIT, account, account, line["site_code"], line["gpu_label"], line["gpu_label"], "GPU", "Compute", SERVICE,
-            line["flavour__code"], str(line["rate_uid"] or ""), str(line["department_id_ref"]),
-            line["department_path"], tags, str(line["id"]), str(line["gpu_ms"]),
-            "true" if line["rate_uid"] is not None else "false", for_power,
+            UNIT, account, account, line.site_code, line.gpu_label, line.gpu_label, "GPU", "Compute", SERVICE,
+            line.flavour__code, str(line.rate_uid or ""), str(line.department_id_ref),
+            line.department_path, tags, str(line.id), str(line.gpu_ms),
+            "true" if line.rate_uid is not None else "false", for_power,
         ]  # fmt: skip
 
 

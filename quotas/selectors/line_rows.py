@@ -36,15 +36,15 @@ def amount(micro: int) -> Decimal:
     return (Decimal(micro) / MICRO).quantize(Decimal("0.000001"))
 
 
-def machine_rows(lines: Iterable[LedgerEntry]) -> Iterator[list[Any]]:
+def machine_rows(lines: Iterable[Any]) -> Iterator[list[Any]]:
     """Values as stored; times in UTC. A line that still runs has no entry number and `kind` running."""
     for line in lines:
         yield [
-            line.pk, line.uid if line.pk else None, line.kind if line.pk else "running", f"{line.booked_month:%Y-%m}",
+            line.id, line.uid if line.id else None, line.kind if line.id else "running", f"{line.booked_month:%Y-%m}",
             line.local_day, line.starts_at, line.ends_at, f"R-{line.request_id_ref}", line.department_path,
             line.user_name, line.cost_code, line.flavour_name, line.site_code, line.node_name, line.gpu_label,
             line.charge_milli, line.gpu_ms, line.surcharge_ms, line.micro_per_gpu_hour, line.rate_uid,
-            line.amount_micro, line.currency, line.corrects_id, line.reason, line.booked_at if line.pk else None,
+            line.amount_micro, line.currency, line.corrects_id, line.reason, line.booked_at if line.id else None,
         ]  # fmt: skip
 
 
@@ -71,12 +71,12 @@ def sheet_columns() -> list[Column]:
     ]  # fmt: skip
 
 
-def sheet_rows(lines: Iterable[LedgerEntry]) -> Iterator[list[Any]]:
+def sheet_rows(lines: Iterable[Any]) -> Iterator[list[Any]]:
     """Raw values of the columns of a workbook."""
     zone, running, kinds = billing_zone(), _("running"), _kinds()
     for line in lines:
         yield [
-            str(line.pk or running), kinds[line.kind], line.local_day.isoformat(),
+            str(line.id or running), kinds[line.kind], line.local_day.isoformat(),
             clock_time(line.starts_at, zone),
             clock_time(line.ends_at, zone), f"R-{line.request_id_ref}", line.department_path,
             line.user_name, line.cost_code, line.flavour_name, line.site_code, line.node_name, line.gpu_label,
@@ -91,13 +91,13 @@ def _kinds() -> dict[str, str]:
     return {value: str(label) for value, label in LedgerEntry.Kind.choices}
 
 
-def people_rows(lines: Iterable[LedgerEntry]) -> Iterator[list[Any]]:
+def people_rows(lines: Iterable[Any]) -> Iterator[list[Any]]:
     """Local times of the billing zone; exact money, so that the column adds up to the page's total."""
-    zone = billing_zone()
+    zone, running, no_price, kinds = billing_zone(), _("running"), _("no price"), _kinds()
     for line in lines:
         yield [
-            line.pk or _("running"),
-            line.get_kind_display(),
+            line.id or running,
+            kinds[line.kind],
             line.local_day,
             clock_time(line.starts_at, zone),
             clock_time(line.ends_at, zone),
@@ -113,7 +113,7 @@ def people_rows(lines: Iterable[LedgerEntry]) -> Iterator[list[Any]]:
             hours(line.gpu_ms),
             line.gpu_ms,
             hours(line.surcharge_ms),
-            amount(line.micro_per_gpu_hour) if line.rate_uid else _("no price"),
+            amount(line.micro_per_gpu_hour) if line.rate_uid else no_price,
             amount(line.amount_micro),
             reason_text(line.reason),
         ]

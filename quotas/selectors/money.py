@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections import namedtuple
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from django.db import connection
-from django.db.models import Q, QuerySet, Value
+from django.db.models import Q, QuerySet, TextField, Value
+from django.db.models.functions import Cast
 from django.utils.translation import gettext_lazy as _
 
 from portal.accounts.models import User
@@ -138,6 +140,15 @@ SPAN_COLUMNS = (
 )  # fmt: skip
 """What a running line shows; requests have many more columns."""
 
+FILE_COLUMNS = (
+    "id", "uid", "kind", "booked_month", "local_day", "starts_at", "ends_at", "request_id_ref", "department_path",
+    "user_name", "cost_code", "flavour_name", "site_code", "node_name", "gpu_label", "charge_milli", "gpu_ms",
+    "surcharge_ms", "micro_per_gpu_hour", "rate_uid", "amount_micro", "currency", "corrects_id", "reason", "booked_at",
+)  # fmt: skip
+"""What a line shows in a file."""
+
+LINE_TIMES = frozenset({"starts_at", "ends_at", "booked_at"})
+
 
 @dataclass
 class Lines:
@@ -241,10 +252,30 @@ class Lines:
         chosen = self.filter.department_id
         return None if chosen is None else frozenset(self.policy.tree.subtree(chosen))
 
-    def all(self) -> Iterator[LedgerEntry]:
-        """Running lines, then booked ones; for files."""
+    def all(self) -> Iterator[Any]:
+        """Running lines (their `id` is None), then booked ones with `FILE_COLUMNS` as attributes; for files."""
         yield from self.running()
-        yield from self.booked().iterator(chunk_size=2000)
+        yield from plain_lines(self.booked(), FILE_COLUMNS)
+
+
+@lru_cache(maxsize=8192)
+def _moment(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def plain_lines(lines: QuerySet[LedgerEntry], fields: Sequence[str]) -> Iterator[Any]:
+    """Many lines with `fields` as attributes, streamed in a third of the time of models. Times come as text, which
+    the database writes with their offset: made one by one from the wire they would take most of it, and those of
+    books repeat.
+    """
+    row = namedtuple("row", fields)  # type: ignore[misc]
+    times = [place for place, name in enumerate(fields) if name in LINE_TIMES]
+    asked = [Cast(name, TextField()) if name in LINE_TIMES else name for name in fields]
+    for values in lines.values_list(*asked).iterator(chunk_size=5000):
+        line = list(values)
+        for place in times:
+            line[place] = _moment(line[place])
+        yield row._make(line)
 
 
 def _search(text: str) -> Q:
