@@ -36,7 +36,7 @@ def sheets(rows: list[list[object]], *, values: bool = True) -> list[list[object
         (" blanks at both ends ", " blanks at both ends "),
         ("two\nlines", "two\nlines"),
         ("bell\x07 and escape\x1b", "bell and escape"),
-        ("_x0041_", "_x005F_x0041_"),  # as the format writes what is no coded character; openpyxl decodes none
+        ("_x0041_", "_x005F_x0041_"),  # as the format escapes it; openpyxl decodes none
         ("=1+1", "=1+1"),
         ("中文 \U0001f600", "中文 \U0001f600"),
         ("x" * (LONGEST + 9), "x" * LONGEST),
