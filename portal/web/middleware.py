@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from http import HTTPStatus
+from urllib.parse import urlsplit, urlunsplit
 
 import redis
 import structlog
+from django.conf import settings
+from django.contrib import messages
+from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import RequestDataTooBig
 from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest, JsonResponse, UnreadablePostError
+from django.shortcuts import resolve_url
 from django.utils.translation import gettext_lazy as _
 
 from portal.kernel.api import PROBLEM_TYPE, problem
@@ -17,6 +23,34 @@ from portal.kernel.errors import DomainError
 from portal.web import counts
 
 log = structlog.get_logger(__name__)
+
+
+def _sign_in_first(request: HttpRequest, response: HttpResponse) -> HttpResponse:
+    """Where a session ended under an open page: a fragment gets 401 instead of the sign-in page in its place (the
+    page says so), and after a form the way leads back to the page that it stood on, not to an address that only
+    takes forms.
+    """
+    if not response.headers.get("Location", "").startswith(f"{resolve_url(settings.LOGIN_URL)}?next="):
+        return response
+    if request.headers.get("HX-Request") == "true":
+        return HttpResponse(status=HTTPStatus.UNAUTHORIZED)
+    if request.method in {"GET", "HEAD"}:
+        return response
+    came = urlsplit(request.headers.get("Referer", ""))
+    messages.warning(request, _("You were signed out: nothing was done. Sign in and do it again."))
+    return redirect_to_login(urlunsplit(("", "", came.path, came.query, "")) or "/")
+
+
+def _only_forms(request: HttpRequest, response: HttpResponse) -> HttpResponse:
+    """405 to a browser's GET, from a bookmark or Back: a page instead of Django's empty answer."""
+    from portal.web.views import error_page
+
+    if request.path_info.startswith(("/api/", "/agent/")):
+        return response
+    detail = _("Nothing is shown at this address: it only takes what a form sends.")
+    page = error_page(request, response.status_code, detail=detail, template="errors/400.html")
+    page["Allow"] = response["Allow"]
+    return page
 
 
 class DomainErrorMiddleware:
@@ -31,6 +65,10 @@ class DomainErrorMiddleware:
         user = getattr(request, "user", None)
         if request.method not in {"GET", "HEAD", "OPTIONS"} and user is not None and user.pk:
             counts.forget(user.pk)
+        if user is None or not user.is_authenticated:
+            return _sign_in_first(request, response)
+        if response.status_code == HTTPStatus.METHOD_NOT_ALLOWED and request.method == "GET":
+            return _only_forms(request, response)
         return response
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:

@@ -171,9 +171,12 @@ function watchEnds() {
 setInterval(() => { if (!document.hidden) watchEnds(); }, 30000);
 
 // A fragment that fails says so once and leaves what stood there
+let signedOut = false;
 document.addEventListener('htmx:responseError', (event) => {
-  if (event.detail.xhr.status === 401 || event.detail.xhr.status === 403) return;
-  toast('toast-failed');
+  const { status } = event.detail.xhr;
+  if (status === 403) return;
+  if (status !== 401) toast('toast-failed');
+  else if (!signedOut) { signedOut = true; toast('toast-signed-out'); }
 });
 document.addEventListener('htmx:sendError', () => toast('toast-failed'));
 // Forms answered with 4xx come back with their errors beside the fields

@@ -8,6 +8,7 @@ from typing import Any
 
 from django.db import IntegrityError, transaction
 from django.utils.translation import gettext_lazy as _
+from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -68,7 +69,7 @@ class IdempotentWrites:
     def finalize_response(self, request: Request, response: Response, *args: Any, **kwargs: Any) -> Response:
         record = getattr(self, "_record", None)
         if record is not None and response.status_code < 400:
-            kept = json.loads(json.dumps(response.data, default=str))
+            kept = json.loads(JSONRenderer().render(response.data))  # as it goes out, times too
             if isinstance(kept, dict):
                 kept |= dict.fromkeys(self.secret_fields & kept.keys())
             IdempotencyRecord.objects.filter(pk=record.pk).update(status=response.status_code, response=kept)

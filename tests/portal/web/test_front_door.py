@@ -73,6 +73,38 @@ def test_home_asks_a_stranger_to_sign_in(client: Client) -> None:
     assert response["Location"].startswith("/accounts/login/?next=/")
 
 
+@pytest.mark.django_db
+def test_a_session_that_ended_under_an_open_page(client: Client) -> None:
+    step = "/approvals/018f0000-0000-7000-8000-000000000000/decide/"
+    part = client.get("/leases/mine/cards/", headers=HTMX)
+    assert (part.status_code, part.content) == (401, b"")
+    came = {"Referer": "http://testserver/approvals/?tab=mine"}
+    for headers, leads in (
+        (came, "/approvals/%3Ftab%3Dmine"),
+        ({"Referer": "https://x.example/"}, "/"),
+        ({}, "/"),
+    ):
+        answer = client.post(step, {"decision": "approve"}, headers=headers)
+        assert (answer.status_code, answer["Location"]) == (302, f"/accounts/login/?next={leads}")
+    page = client.get(answer["Location"], headers={"Accept-Language": "en"}).content.decode()
+    assert "You were signed out: nothing was done." in page
+
+
+@pytest.mark.django_db
+def test_signing_out_oneself_is_no_surprise(client: Client) -> None:
+    client.force_login(person("auditor"), backend="django.contrib.auth.backends.ModelBackend")
+    page = client.post("/accounts/logout/", follow=True).content.decode()
+    assert "nothing was done" not in page
+
+
+@pytest.mark.django_db
+def test_an_address_that_only_takes_forms_has_a_page_for_browsers(client: Client) -> None:
+    client.force_login(person("auditor"), backend="django.contrib.auth.backends.ModelBackend")
+    response = client.get("/approvals/018f0000-0000-7000-8000-000000000000/decide/")
+    assert (response.status_code, response["Allow"]) == (405, "POST")
+    assert "it only takes what a form sends" in response.content.decode()
+
+
 @pytest.mark.parametrize(
     ("view", "status"),
     [(views.bad_request, 400), (views.forbidden, 403), (views.not_found, 404), (views.csrf_failure, 403)],

@@ -132,10 +132,11 @@ def test_a_refusal_carries_the_sum(house):
 def test_one_key_one_request(house):
     client = api(house.lin, "request")
     key = {"Idempotency-Key": str(uuid.uuid4())}
-    first = client.post("/api/v1/requests/", house.ask(), headers=key)
-    again = client.post("/api/v1/requests/", house.ask(), headers=key)
+    first = client.post("/api/v1/requests/", house.ask(**BIG), headers=key)
+    again = client.post("/api/v1/requests/", house.ask(**BIG), headers=key)
     assert (first.status_code, again.status_code) == (201, 201)
-    assert first.json()["uid"] == again.json()["uid"]
+    assert first.json()["steps"][0]["due_at"] is not None
+    assert first.json() == again.json()
     other = client.post("/api/v1/requests/", house.ask(gpus_per_node=2), headers=key)
     assert (other.status_code, other.data["code"]) == (409, "idempotency_key_reused")
     token = {**house.ask(), "client_token": "cli-1"}
