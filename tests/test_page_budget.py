@@ -20,11 +20,14 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
+from monitoring.models import MetricSource, SourceCard
+from monitoring.services.sources import source_result, source_save
 from pool.models import Allocation, Gpu, Node
 from pool.services.cycle import schedule_cycle
 from pool.services.fleet_import import fleet_import, fleet_plan
 from portal.accounts.models import User
 from portal.demo.first import seed
+from portal.kernel.clock import now
 from portal.ops.actor import system
 from quotas.models import ApprovalStep, CapacityRequest
 
@@ -47,6 +50,9 @@ PAGES: list[tuple[str, str]] = [
     ("zhao.rui", "monitoring:wall"),
     ("zhao.rui", "monitoring:waste"),
     ("zhao.rui", "monitoring:alert-rules"),
+    ("zhao.rui", "monitoring:sources"),
+    ("zhao.rui", "monitoring:source-new"),
+    ("zhao.rui", "monitoring:gpu-compare"),
     ("zhao.rui", "accounts:people"),
     ("zhao.rui", "accounts:departments"),
     ("zhao.rui", "quotas:policy"),
@@ -93,18 +99,35 @@ def measure(client: Client, address: str) -> tuple[int, int]:
     return len(queries), len(response.content)
 
 
+def metric_source(node: Node, number: int) -> MetricSource:
+    """A source that told of all cards of a node."""
+    values = {"name": f"dcgm {number}", "kind": "exporter", "url": f"http://exporter-{number}:9400/metrics"}
+    made = source_save(acting_user=system("test"), cluster=node.cluster, values=values)
+    source_result(source_id=made.pk, code="ok", facts={"cards": 8, "problems": {"unknown": 2}})
+    SourceCard.objects.bulk_create(
+        SourceCard(source=made, gpu=card, seen_at=now(), workloads=[{"namespace": "ml", "pod": "train-0"}])
+        for card in node.gpus.all()
+    )
+    return made
+
+
 def details() -> list[tuple[str, str, Any]]:
     """Pages of single things, by who opens them."""
     asked = CapacityRequest.objects.filter(requester__username="lin.yue").order_by("id")[0]
     held = Allocation.objects.order_by("id")[0]
     step = ApprovalStep.objects.filter(state="open").order_by("id")[0]
+    node = Node.objects.order_by("id")[0]
+    told = [metric_source(node, n) for n in range(3)]
     return [
         ("lin.yue", "quotas:request-detail", asked.uid),
         ("zhao.rui", "pool:allocation", held.uid),
         ("zhao.rui", "monitoring:allocation-live", held.uid),
+        ("zhao.rui", "monitoring:allocation-metrics", held.uid),
         ("zhao.rui", "pool:request-progress", held.request.uid),
-        ("zhao.rui", "pool:node", Node.objects.order_by("id")[0].uid),
-        ("zhao.rui", "monitoring:node-live", Node.objects.order_by("id")[0].uid),
+        ("zhao.rui", "pool:node", node.uid),
+        ("zhao.rui", "monitoring:node-live", node.uid),
+        ("zhao.rui", "monitoring:source", told[0].uid),
+        ("zhao.rui", "monitoring:source-edit", told[0].uid),
         ("zhao.rui", "monitoring:gpu", Gpu.objects.order_by("id")[0].uid),
         ("chen.hao", "quotas:approval-detail", step.uid),
     ]
@@ -114,8 +137,9 @@ def test_queries_of_pages_stay_at_their_baseline(demo: None) -> None:
     found: dict[str, int] = {}
     too_many: list[str] = []
     clients: dict[str, Client] = {}
+    single = details()
     visits = [(who, name, reverse(name)) for who, name in PAGES]
-    visits += [(who, name, reverse(name, args=[uid])) for who, name, uid in details()]
+    visits += [(who, name, reverse(name, args=[uid])) for who, name, uid in single]
     for who, name, address in visits:
         client = clients.setdefault(who, signed_in(who))
         queries, size = measure(client, address)

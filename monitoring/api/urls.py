@@ -10,7 +10,14 @@ from monitoring.api.alert_views import AlertRuleViewSet, AlertViewSet
 from monitoring.api.finding_views import FindingViewSet
 from monitoring.api.report_views import ReportViewSet
 from monitoring.api.source_views import SourceViewSet
-from monitoring.api.views import AllocationHistoryView, FleetHistoryView, HistoryView, SamplesView, StateView
+from monitoring.api.views import (
+    AllocationHistoryView,
+    DetailsView,
+    FleetHistoryView,
+    HistoryView,
+    SamplesView,
+    StateView,
+)
 from monitoring.api.what_if_views import WhatIfReportViewSet
 
 _LIST: Any = {"get": "list"}
@@ -24,6 +31,7 @@ urlpatterns_v1: list[Any] = [
     path("telemetry/state/", StateView.as_view(_LIST), name="telemetry-state"),
     path("telemetry/history/", FleetHistoryView.as_view(_LIST), name="telemetry-history"),
     path("gpus/<uuid:uid>/samples/", SamplesView.as_view(_LIST), name="gpu-samples"),
+    path("gpus/<uuid:uid>/details/", DetailsView.as_view(_LIST), name="gpu-details"),
     path("gpus/<uuid:uid>/history/", HistoryView.as_view(_LIST), name="gpu-history"),
     path("allocations/<uuid:uid>/history/", AllocationHistoryView.as_view(_LIST), name="allocation-history"),
     path("reports/", ReportViewSet.as_view(_LIST), name="report-kinds"),

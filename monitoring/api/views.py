@@ -15,8 +15,10 @@ from rest_framework.response import Response
 
 from monitoring.engine.samples import RowRefused, parse_time
 from monitoring.engine.tiles import STATES
+from monitoring.models import GpuState
 from monitoring.selectors import access, fleet_series, series, wall
 from monitoring.selectors.board import board_now
+from monitoring.selectors.details import details_of
 from pool.models import Cluster
 from portal.accounts.api.base import ApiViewSet
 from portal.kernel.api import Pages
@@ -150,6 +152,27 @@ class SamplesView(TelemetryView):
                     }
                     for t, busy, sm, mem, temp, power in columns
                 ],
+            }
+        )
+
+
+class DetailsView(TelemetryView):
+    """What the driver tells of one card beside the measures of the wall."""
+
+    @extend_schema(operation_id="gpu_details", responses=OpenApiTypes.OBJECT)
+    def list(self, request: Request, uid: UUID) -> Response:
+        """Last values of clocks, throttling, links, errors and more, by name with unit; one that was due and did not
+        come is null with its reason in `missing`, one that its source never tells is not there."""
+        card = access.gpu_for(self.policy, uid)
+        state = GpuState.objects.filter(gpu=card, slot=0).first()
+        found = details_of(state, at=now()) if state is not None else []
+        return Response(
+            {
+                "gpu": str(card.uid),
+                "sampled_at": state.at.isoformat() if state is not None else None,
+                "source": state.source if state is not None else None,
+                "values": {one.name: one.value for one in found},
+                "missing": {one.name: one.reason for one in found if one.reason},
             }
         )
 

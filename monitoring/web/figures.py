@@ -12,6 +12,7 @@ from django.utils.translation import gettext as _
 
 from monitoring.selectors.series import Point
 
+_SM_LINE = {"color": "--cat-2", "width": 1.5, "dash": "dash"}
 Getter = Callable[[Point], float | int | None]
 
 
@@ -94,6 +95,13 @@ def history_figure(points: Sequence[Point], *, start: str, end: str) -> dict[str
             plain = trace.to_plotly_json()
             plain["line"] = line  # token names are no colours to the package
             traces.append(plain)
+    if any(point.sm is not None for point in points):
+        # Beside the busy time, never mixed with it (P01)
+        name = _("SM activity")
+        ys = [None if i is None else points[i].sm for i in holes]
+        trace = {"type": "scatter", "mode": "lines", "name": f"{name}, %", "x": xs, "y": ys}
+        traces.append({**trace, "xaxis": "x", "yaxis": "y", "connectgaps": False, "line": _SM_LINE})
+        layout["annotations"][0]["text"] += " · " + _("dashed: %(measure)s") % {"measure": name}
     return {"data": traces if points else [], "layout": layout, "table": history_table(points)}
 
 

@@ -19,8 +19,10 @@ from django.views.decorators.http import require_GET
 from monitoring.selectors import access, series, wall
 from monitoring.selectors import gpu_page as about
 from monitoring.selectors.board import board_now
+from monitoring.selectors.details import details_of
 from monitoring.selectors.metrics import metrics_text
 from monitoring.web import figures
+from monitoring.web.detail_words import detail_rows
 from monitoring.web.sockets import socket_path
 from monitoring.web.views_wall import with_words
 from monitoring.web.words import ACTIONS, EVENTS
@@ -55,6 +57,7 @@ def gpu_page(request: HttpRequest, uid: UUID) -> HttpResponse:
         "current": [h for h in held if h.lease.ended_at is None],
         "processes": about.processes_of(policy, held, state),
         "state": state,
+        "details": detail_rows(details_of(state, at=now())) if state is not None else [],
         "may_cordon": policy.administers_pool,
         "span": span.code,
         "spans": [

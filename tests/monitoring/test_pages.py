@@ -358,6 +358,72 @@ def test_a_card_that_nothing_measures_now_has_no_number_anywhere(
         assert [line.split("{")[0] for line in told] == ["gpupool_gpu_last_sample_timestamp_seconds"]
 
 
+def test_what_a_driver_tells_beside_the_measures_p13_p14_p23_p32(scene: dict[str, Any]) -> None:
+    """By name with unit in the API, in words on the page, what was due and did not come with its reason."""
+    card = scene["cards"][1]
+    moment = now().replace(microsecond=0) + timedelta(seconds=1)
+    row = b.row(
+        card, moment, sm_clock=1410, throttle=0x4 | 0x40, pcie_gen=4, pcie_tx_kib_s=2048, ecc_uncorr=2,
+        remap_pending=1, persistence=0, fabric_state=1, energy_mj=7_200_000_000, fan="[N/A]",
+    )  # fmt: skip
+    values = {
+        "sm_clock_mhz": 1410,
+        "throttle_reasons": ["power_cap", "thermal_hardware"],
+        "fan_percent": None,
+        "energy_joules": 7_200_000.0,
+        "pcie_generation": 4,
+        "pcie_sent_kib_s": 2048,
+        "fabric_state": "not_started",
+        "ecc_uncorrected": 2,
+        "remap_pending": True,
+        "persistence_mode": False,
+    }
+    c = client(scene["stranger"])
+    with set_clock(moment):
+        batch, refused = intake.batch_of(node_id=scene["node"].pk, message=b.message(row))
+        assert not refused
+        ingest.samples_write(batches=[batch], tell=False)
+        board_forget()
+        told = c.get(f"/api/v1/gpus/{card.uid}/details/").json()
+        page = text(c.get(reverse("monitoring:gpu", args=[card.uid])))
+    assert (told["values"], told["missing"]) == (values, {"fan_percent": "not_supported"})
+    assert (told["source"], told["sampled_at"]) == ("agent", moment.isoformat())
+    for line in (
+        "SM clock 1,410 MHz",
+        "Clocks held down by the power limit, heat (hardware)",
+        "Fan N/A",
+        "Energy since the driver was loaded 2.0 kWh",
+        "PCIe sent 2.0 MiB/s",
+        "ECC errors not corrected since the driver was loaded 2",
+        "Row remapping is pending yes takes effect at the next reset",
+        "Persistence mode no the driver unloads when idle",
+        "NVSwitch fabric not started: CUDA fails on it look at the Fabric Manager",
+    ):
+        assert line in page, line
+    assert "Tensor" not in page, "what its source never tells is not there"
+    with set_clock(moment + timedelta(seconds=61)):
+        old = c.get(f"/api/v1/gpus/{card.uid}/details/").json()
+        assert old["values"] == dict.fromkeys(values)
+        assert old["missing"] == dict.fromkeys(values, "stale")
+    empty = c.get(f"/api/v1/gpus/{scene['cards'][2].uid}/details/").json()
+    assert (empty["values"], empty["sampled_at"]) == ({}, None)
+
+
+def test_sm_activity_stands_beside_busy_time_where_a_source_tells_it_p01(scene: dict[str, Any]) -> None:
+    card, at = scene["cards"][0], now() - timedelta(minutes=10)
+    c = client(scene["stranger"])
+    url = reverse("monitoring:gpu-history", args=[card.uid])
+    plain = c.get(url, {"span": "1h"}).json()
+    batch, _ = intake.batch_of(node_id=scene["node"].pk, message=b.message(b.row(card, at, util=97, sm=12)))
+    ingest.samples_write(batches=[batch], tell=False)
+    rollup_run(force=True)
+    figure = c.get(url, {"span": "1h"}).json()
+    assert len(plain["data"]) in (0, 8) and len(figure["data"]) == 9
+    busy, sm = figure["data"][1], figure["data"][8]
+    assert (busy["y"][0], sm["y"][0], sm["name"], sm["yaxis"]) == (97.0, 12.0, "SM activity, %", "y")
+    assert figure["layout"]["annotations"][0]["text"] == "GPU busy (time), % · dashed: SM activity"
+
+
 def test_hours_of_the_week_leave_holes_and_the_future_empty(scene: dict[str, Any]) -> None:
     from zoneinfo import ZoneInfo
 
