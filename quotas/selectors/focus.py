@@ -79,9 +79,10 @@ def _rows(
         list_price = price if micro is None else price_text(micro)
         # What a correction of money alone takes back was never on the list.
         list_cost = cost if micro is None or not line.gpu_ms else money(cost_micro(line.gpu_ms, micro))
-        # A correction of a line of an earlier month's books; one in its own open month changes what is billed there.
+        # What belongs to a month that was closed before corrects it, whatever its kind; a correction in its own open
+        # month changes what is billed there.
         correction = line.kind == of_correction
-        earlier = correction and first_of_month(line.local_day) < month
+        earlier = first_of_month(line.local_day) < month
         category = "Adjustment" if correction and not earlier else "Usage"
         share = f"{line.flavour_name}, {line.gpu_label or line.node_name}"
         tags = _tags(line.cost_code, line.user_name, line.department_path)

@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 
 from portal.accounts.policy import policy_of
 from portal.kernel.clock import set_clock
-from portal.kernel.units import cost_micro
+from portal.kernel.units import MS_PER_HOUR, cost_micro
 from portal.ops.actor import SYSTEM
 from quotas.engine.focus import HALF_MICRO, mandatory, problems
-from quotas.models import LedgerEntry
+from quotas.models import LedgerEntry, PriceRate
 from quotas.selectors.focus import COLUMNS, focus_rows, hours, money
 from quotas.selectors.money import LineFilter, Lines
+from quotas.selectors.month_report import month_report
 from quotas.services.ledger import ledger_accrue
 from quotas.services.months import correction_book, month_close
+from quotas.services.surcharges import Idle, idle_surcharges_book
 from tests.quotas.money.build import at, person, world
 
 
@@ -53,6 +55,37 @@ def test_a_month_with_a_price_change_a_correction_and_an_earlier_months_correcti
     }
     whole = [row for row in rows if row["ChargePeriodStart"] == "2026-06-09T23:13:00Z"]
     assert [(row["ListUnitPrice"], row["PricingUnit"]) for row in whole] == [("15.500000", "GPU-Hours")]
+
+
+@pytest.mark.django_db
+def test_use_and_idle_hours_that_arrive_after_the_close_correct_the_closed_month() -> None:
+    w = world()
+    w.price("10", at("2026-05-01T00:00"))
+    PriceRate.objects.update(idle_micro_per_gpu_hour=4_000_000)
+    may, june = date(2026, 5, 1), date(2026, 6, 1)
+    with set_clock(at("2026-06-01T00:30")):
+        span = w.lease(at("2026-05-31T10:00"), at("2026-05-31T12:00"))
+        closed = month_close(acting_user=SYSTEM, month=may).totals
+    with set_clock(at("2026-06-02T09:00")):
+        w.lease(at("2026-05-30T10:00"), at("2026-05-30T11:00"))  # its news came late
+        assert idle_surcharges_book([Idle(span.pk, date(2026, 5, 31), MS_PER_HOUR)]) == 1
+        lines = Lines(policy_of(person("fin", ("finance", None))), LineFilter(month=june))
+        rows = [dict(zip(COLUMNS, row, strict=True)) for row in focus_rows(lines)]
+        shown = month_report(lines.policy, LineFilter(month=june), "department")
+    booked = LedgerEntry.objects.filter(booked_month=june).order_by("id")
+    assert list(booked.values_list("kind", "local_day", "amount_micro")) == [
+        ("usage", date(2026, 5, 30), 10_000_000),
+        ("idle", date(2026, 5, 31), 4_000_000),
+    ]
+    assert problems(COLUMNS, rows) == []
+    assert [(row["ChargeClass"], row["ChargeCategory"], row["BilledCost"]) for row in rows] == [
+        ("Correction", "Usage", "10.000000"),
+        ("Correction", "Usage", "4.000000"),
+    ]
+    assert (shown.outside.amount_micro, shown.outside.lines) == (14_000_000, 2)
+    assert closed["amount_micro"] == sum(
+        LedgerEntry.objects.filter(booked_month=may).values_list("amount_micro", flat=True)
+    )
 
 
 def valid_row() -> dict[str, str]:
