@@ -15,6 +15,8 @@ from django.conf import settings
 from django.utils import timezone, translation
 from django.utils.translation import gettext, ngettext
 
+from portal.kernel import clock
+
 NBSP = "\u00a0"
 MINUS = "\u2212"
 INFINITY = "\u221e"
@@ -96,7 +98,7 @@ def in_zone(when: dt.datetime) -> dt.datetime:
 def date(when: dt.datetime | dt.date, now: dt.datetime | None = None) -> str:
     """``16 Jun`` / ``6月16日``; with the year only when it is not the current one."""
     day = in_zone(when).date() if isinstance(when, dt.datetime) else when
-    this_year = in_zone(now or timezone.now()).year
+    this_year = in_zone(now or clock.now()).year
     if is_chinese():
         text = f"{day.month}月{day.day}日"
         return text if day.year == this_year else f"{day.year}年{text}"
@@ -133,7 +135,7 @@ def moment(when: dt.datetime, style: str = "", now: dt.datetime | None = None) -
 
 def offset(when: dt.datetime | None = None) -> str:
     """The active zone's distance from UTC at a moment: ``UTC+8``, ``UTC−3:30``."""
-    delta = in_zone(when or timezone.now()).utcoffset() or dt.timedelta()
+    delta = in_zone(when or clock.now()).utcoffset() or dt.timedelta()
     minutes = int(delta.total_seconds() // 60)
     sign = MINUS if minutes < 0 else "+"
     hours, rest = divmod(abs(minutes), 60)
@@ -164,7 +166,7 @@ def time_left(until: dt.datetime | None, now: dt.datetime | None = None) -> str:
     """``2 h 47 min left``; ``ended 3 min ago`` once it is over; ``no end`` for None."""
     if until is None:
         return gettext("no end")
-    delta = until - (now or timezone.now())
+    delta = until - (now or clock.now())
     if delta.total_seconds() >= 0:
         return gettext("%(time)s left") % {"time": duration(delta)}
     return gettext("ended %(time)s ago") % {"time": duration(delta)}
@@ -174,13 +176,13 @@ def remaining(until: dt.datetime | None, now: dt.datetime | None = None) -> str:
     """``2 h 47 min`` under a label that says what it is; ``none`` once it is over, ``no end`` for None."""
     if until is None:
         return gettext("no end")
-    delta = until - (now or timezone.now())
+    delta = until - (now or clock.now())
     return duration(delta) if delta.total_seconds() > 0 else gettext("none")
 
 
 def time_ago(when: dt.datetime, now: dt.datetime | None = None) -> str:
     """``3 min ago``; seconds only below a minute."""
-    passed = int(((now or timezone.now()) - when).total_seconds())
+    passed = int(((now or clock.now()) - when).total_seconds())
     return gettext("%(time)s ago") % {"time": duration(passed - passed % 60 if passed >= 60 else passed)}
 
 

@@ -40,7 +40,7 @@ def running():
 
 
 def titles(kind=""):
-    with translation.override("en"), timezone.override(ZoneInfo("Asia/Shanghai")):
+    with set_clock(T), translation.override("en"), timezone.override(ZoneInfo("Asia/Shanghai")):
         rows = Notification.objects.filter(kind__startswith=kind).order_by("id")
         return [words_of(row).title.replace("\u00a0", " ") for row in rows]
 
