@@ -17,6 +17,7 @@ from monitoring.engine.waste import HOT, POWER_BRAKE
 WARNING, CRITICAL = "warning", "critical"
 OK, SUSPECT, FAULT = "ok", "suspect", "fault"
 BUSY_PM = 50
+FAN_DUE_C = 70
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,9 @@ def problems_of(reading: Reading, before: Mapping[str, int], links_due: int | No
     for name, code in (("fan", "gpu_fan_error"), ("power_mw", "gpu_power_error")):
         if reading.missing.get(name) == "error":
             out.append(Problem(code, WARNING, SUSPECT, after_s=60, facts={"measure": name}))
+    if more.get("fan") == 0 and (reading.temp_c or 0) > FAN_DUE_C:
+        # A fan that rests on a cool card is at rest; on a warm one it does not turn (P12)
+        out.append(Problem("gpu_fan_error", WARNING, SUSPECT, after_s=60, facts={"temp_c": reading.temp_c}))
     if "reset_required" in reading.missing.values():
         out.append(Problem("gpu_reset_required", CRITICAL, FAULT))
     return out

@@ -38,6 +38,7 @@ _TABLE: dict[str, tuple[str, int]] = {
     "thermal_margin_celsius": ("tlimit", 1),
     "slowdown_celsius": ("slowdown_c", 1),
     "fan_percent": ("fan", 10),
+    "power_averaged": ("power_averaged", 1),
     "energy_joules": ("energy_mj", 1000),
     "pcie_generation": ("pcie_gen", 1),
     "pcie_generation_max": ("pcie_gen_max", 1),
@@ -52,6 +53,7 @@ _TABLE: dict[str, tuple[str, int]] = {
     "ecc_corrected": ("ecc_corr", 1),
     "ecc_uncorrected": ("ecc_uncorr", 1),
     "ecc_uncorrected_for_life": ("ecc_uncorr_total", 1),
+    "ecc_threshold_exceeded": ("ecc_threshold", 1),
     "rows_remapped_correctable": ("remap_corr", 1),
     "rows_remapped_uncorrectable": ("remap_uncorr", 1),
     "remap_pending": ("remap_pending", 1),
@@ -59,8 +61,18 @@ _TABLE: dict[str, tuple[str, int]] = {
     "retired_pages": ("retired_pages", 1),
     "retirement_pending": ("retired_pending", 1),
     "persistence_mode": ("persistence", 1),
+    "shared_by": ("shared", 1),
 }
-_FLAGS = frozenset({"remap_pending", "remap_failed", "retirement_pending", "persistence_mode"})
+_FLAGS = frozenset(
+    {
+        "power_averaged",
+        "ecc_threshold_exceeded",
+        "remap_pending",
+        "remap_failed",
+        "retirement_pending",
+        "persistence_mode",
+    }
+)
 
 Value = int | float | bool | str | list[str] | None
 

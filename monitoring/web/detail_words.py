@@ -22,6 +22,7 @@ LABELS: dict[str, tuple[Any, str, int, int]] = {
     "thermal_margin_celsius": (_("Margin before it slows down"), "°C", 1, 0),
     "slowdown_celsius": (_("Slows down from"), "°C", 1, 0),
     "fan_percent": (_("Fan"), "%", 1, 0),
+    "power_averaged": (_("Power is the mean of a second"), "", 1, 0),
     "energy_joules": (_("Energy since the driver was loaded"), "kWh", 3_600_000, 1),
     "pcie_generation": (_("PCIe generation now"), "", 1, 0),
     "pcie_generation_max": (_("PCIe generation, most"), "", 1, 0),
@@ -36,6 +37,7 @@ LABELS: dict[str, tuple[Any, str, int, int]] = {
     "ecc_corrected": (_("ECC errors corrected since the driver was loaded"), "", 1, 0),
     "ecc_uncorrected": (_("ECC errors not corrected since the driver was loaded"), "", 1, 0),
     "ecc_uncorrected_for_life": (_("ECC errors not corrected in its life"), "", 1, 0),
+    "ecc_threshold_exceeded": (_("ECC errors beyond what is tolerated"), "", 1, 0),
     "rows_remapped_correctable": (_("Rows remapped, correctable"), "", 1, 0),
     "rows_remapped_uncorrectable": (_("Rows remapped, uncorrectable"), "", 1, 0),
     "remap_pending": (_("Row remapping is pending"), "", 1, 0),
@@ -43,6 +45,7 @@ LABELS: dict[str, tuple[Any, str, int, int]] = {
     "retired_pages": (_("Retired pages"), "", 1, 0),
     "retirement_pending": (_("Page retirement is pending"), "", 1, 0),
     "persistence_mode": (_("Persistence mode"), "", 1, 0),
+    "shared_by": (_("Workloads that share it"), "", 1, 0),
 }
 THROTTLES: dict[str, Any] = {
     "idle": pgettext_lazy("clocks held down by", "idleness"),
@@ -66,6 +69,7 @@ ADVICE: dict[tuple[str, Any], Any] = {
     ("remap_pending", True): _("takes effect at the next reset"),
     ("retirement_pending", True): _("takes effect at the next reset"),
     ("remap_failed", True): _("the card has to be replaced"),
+    ("ecc_threshold_exceeded", True): _("the card has to be replaced"),
     ("fabric_state", "not_started"): _("look at the Fabric Manager on the node"),
     ("persistence_mode", False): _(
         "the driver unloads when idle: first looks take seconds, counters begin anew"
@@ -90,6 +94,8 @@ def detail_rows(details: list[Detail]) -> list[dict[str, Any]]:
             row["text"] = FABRIC.get(value, value)
         else:
             row["value"] = value / divisor if divisor > 1 else value
-        key = (one.name, value if isinstance(value, bool | str) else None)
-        rows.append({**row, "advice": ADVICE.get(key, "")})
+        advice = ADVICE.get((one.name, value if isinstance(value, bool | str) else None), "")
+        if one.name == "ecc_uncorrected" and value:
+            advice = _now("a reset is needed")
+        rows.append({**row, "advice": advice})
     return rows

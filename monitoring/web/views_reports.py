@@ -100,7 +100,7 @@ def report(request: HttpRequest, code: str) -> HttpResponse:
         "more": [(table, table.total()) for table in answer.tables[1:]],
         "period": period_text(ask.period),
         "filter": filter_text(ask),
-        "before": period_text(ask.period.before()),
+        "before": period_text(answer.before or ask.period.before()),
         "coverage": coverage_text(answer.covered) if answer.covered and answer.covered[1] else "",
         "full": answer.covered is not None and answer.covered[0] == answer.covered[1],
         "groupings": [(code_, GROUP_WORDS[code_]) for code_ in kind.groupings],

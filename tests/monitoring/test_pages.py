@@ -394,7 +394,7 @@ def test_what_a_driver_tells_beside_the_measures_p13_p14_p23_p32(scene: dict[str
         "Fan N/A",
         "Energy since the driver was loaded 2.0 kWh",
         "PCIe sent 2.0 MiB/s",
-        "ECC errors not corrected since the driver was loaded 2",
+        "ECC errors not corrected since the driver was loaded 2 a reset is needed",
         "Row remapping is pending yes takes effect at the next reset",
         "Persistence mode no the driver unloads when idle",
         "NVSwitch fabric not started: CUDA fails on it look at the Fabric Manager",

@@ -6,7 +6,10 @@ placement; the agent's own (P09, P10, P20 to P25) in tests/pool/agent/test_pitfa
 
 from __future__ import annotations
 
+import json
+import re
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +28,23 @@ NOW = 1_800_000_000_000
 AT = "2027-01-15T08:00:00.000Z"
 UUID = "GPU-7c1e04b2-93fd-5a1b-8e60-2d4f9ab1c733"
 T0 = datetime(2026, 6, 16, 6, 3, 12, tzinfo=UTC)
+
+
+TESTS = Path(__file__).resolve().parents[1]
+FACTS = TESTS.parents[1] / "shared" / "facts" / "pitfalls.json"
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not FACTS.exists(), reason="needs ../shared/facts")
+def test_each_trap_has_a_test_that_names_it() -> None:
+    names = " ".join(
+        name
+        for path in TESTS.rglob("test_*.py")
+        for name in re.findall(r"def (test_\w+)", path.read_text(encoding="utf-8"))
+    )
+    ids = [row["id"] for row in json.loads(FACTS.read_text(encoding="utf-8"))]
+    assert len(ids) == 36
+    assert [one for one in ids if not re.search(rf"_{one.lower()}(_|\b)", names)] == []
 
 
 def parse(
@@ -108,7 +128,11 @@ def test_p11_the_margin_falls_and_may_be_negative_and_the_threshold_is_the_cards
 def test_p12_no_fan_is_no_fault_and_a_fan_error_is() -> None:
     none = Reading(more={}, missing={"fan": "not_supported"})
     assert problems_of(none, {}) == []
-    assert problems_of(Reading(more={"fan": 0}, missing={}, temp_c=40), {}) == []
+    for temp in (None, 40, 70):
+        assert problems_of(Reading(more={"fan": 0}, missing={}, temp_c=temp), {}) == [], "it rests"
+    assert problems_of(Reading(more={"fan": 400}, missing={}, temp_c=84), {}) == []
+    (stuck,) = problems_of(Reading(more={"fan": 0}, missing={}, temp_c=71), {})
+    assert (stuck.code, stuck.facts) == ("gpu_fan_error", {"temp_c": 71})
     assert [p.code for p in problems_of(Reading(more={}, missing={"fan": "error"}), {})] == ["gpu_fan_error"]
 
 
@@ -120,6 +144,7 @@ def test_p12_no_fan_is_no_fault_and_a_fan_error_is() -> None:
         (0x4, []),
         (0x10, []),
         (0x100, []),
+        (0x8, ["gpu_throttled"]),
         (0x20, ["gpu_throttled"]),
         (0x40, ["gpu_throttled"]),
         (0x41, ["gpu_throttled"]),

@@ -114,7 +114,8 @@ class Part:
 
 @dataclass
 class Answer:
-    """What a report says. `tables[0]` is the main one; `parts` add up to `whole`."""
+    """What a report says. `tables[0]` is the main one; `parts` add up to `whole`. `before`: what its figures are
+    compared with, where that is not the period before."""
 
     tables: list[Table]
     stats: list[Stat] = field(default_factory=list)
@@ -123,6 +124,7 @@ class Answer:
     definitions: list[Text] = field(default_factory=list)
     covered: tuple[int, int] | None = None
     until: datetime | None = None
+    before: Period | None = None
 
     @property
     def whole(self) -> int:

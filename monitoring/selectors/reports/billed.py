@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable
 from dataclasses import replace
-from datetime import date
+from datetime import date, timedelta
 
 from django.db.models import Q, QuerySet, Sum
 from django.utils.translation import gettext as _
@@ -14,9 +14,11 @@ from django.utils.translation import pgettext
 from monitoring.selectors.reports.base import Answer, Ask, Stat
 from monitoring.selectors.reports.period import Period
 from monitoring.selectors.reports.used import drill, group_word, groups_of, label_of, stacked
+from portal.kernel.clock import now
 from portal.kernel.tables import COUNT, HOURS, MONEY, PERCENT, Column, Table, share
+from quotas.engine.billing import local_day
 from quotas.models import LedgerEntry, LedgerSum
-from quotas.selectors.billing_time import first_of_month, next_month
+from quotas.selectors.billing_time import billing_zone, first_of_month, next_month
 from quotas.selectors.month_report import Group, name_users
 
 BOOK_COLUMNS = {
@@ -86,8 +88,12 @@ def chargeback(ask: Ask) -> Answer:
         row = [_label(ask, group), h + ch, use, *surcharges, cm, m + cm, share(m + cm, whole), n]
         table.rows.append(row)
         table.params.append(drill(ask, group))
-    earlier = replace(ask, period=_before(ask.period))
-    before = booked(earlier).aggregate(h=Sum("gpu_ms", default=0), m=Sum("amount_micro", default=0))
+    earlier = _before(ask.period)
+    before = (
+        booked(replace(ask, period=earlier))
+        .filter(local_day__lte=earlier.last)
+        .aggregate(h=Sum("gpu_ms", default=0), m=Sum("amount_micro", default=0))
+    )
     corrections = sum(v[3] for v in sums.values())
     hours = sum(v[0] + v[2] for v in sums.values())
     return Answer(
@@ -100,6 +106,7 @@ def chargeback(ask: Ask) -> Answer:
             Stat(_("Hours"), hours, HOURS, _("corrections included"), before["h"]),
         ],
         chart=_chart(ask),
+        before=earlier,
         definitions=[
             _("Whole months of the books that the period touches; what is still running is not booked yet."),
             _(
@@ -119,11 +126,15 @@ def chargeback(ask: Ask) -> Answer:
 
 
 def _before(period: Period) -> Period:
-    first, last = first_of_month(period.first), first_of_month(period.last)
-    months = 12 * (last.year - first.year) + last.month - first.month + 1
+    """As many months before those that the period touches; while the last of them runs only up to the same day."""
+    first, last = first_of_month(period.first), next_month(first_of_month(period.last))
+    months = 12 * (last.year - first.year) + last.month - first.month
     start = 12 * first.year + first.month - 1 - months
-    end = 12 * first.year + first.month - 2
-    return Period("days", date(start // 12, start % 12 + 1, 1), date(end // 12, end % 12 + 1, 1))
+    end = first - timedelta(days=1)
+    today = local_day(now(), billing_zone())
+    if today < last:
+        end = end.replace(day=min(end.day, today.day))
+    return Period("days", date(start // 12, start % 12 + 1, 1), end)
 
 
 def _columns(ask: Ask, *, power: bool, idle: bool) -> list[Column]:
