@@ -8,20 +8,23 @@ from portal.up.address import Address
 from portal.up.layout import Layout
 
 
+def site_settings(layout: Layout, shown: str, keys: dict[str, str]) -> dict[str, str]:
+    """What the folder says to every process of the site, and to commands beside it; `shown` is the address."""
+    return {
+        "GPUPOOL_DATA_DIR": str(layout.home),
+        "GPUPOOL_STATUS_FILE": str(layout.status_file),
+        "GPUPOOL_BASE_URL": shown,
+        "DJANGO_SETTINGS_MODULE": "portal.settings",
+        "GPUPOOL_ENV": os.environ.get("GPUPOOL_ENV", "production"),
+        "GPUPOOL_SECRET_KEY": os.environ.get("GPUPOOL_SECRET_KEY", keys["secret_key"]),
+        **({"GPUPOOL_DEMO": "1"} if layout.demo else {}),
+    }
+
+
 def site_environment(layout: Layout, address: Address, keys: dict[str, str]) -> dict[str, str]:
     """What the site's processes see; the addresses of the two servers are added by the supervisor."""
-    environment = dict(os.environ)
-    environment.update(
-        GPUPOOL_DATA_DIR=str(layout.home),
-        GPUPOOL_STATUS_FILE=str(layout.status_file),
-        GPUPOOL_BASE_URL=address.shown,
-        DJANGO_SETTINGS_MODULE="portal.settings",
-    )
-    environment.pop("GPUPOOL_DEMO", None)
-    if layout.demo:
-        environment["GPUPOOL_DEMO"] = "1"
-    environment.setdefault("GPUPOOL_ENV", "production")
-    environment.setdefault("GPUPOOL_SECRET_KEY", keys["secret_key"])
+    environment = {k: v for k, v in os.environ.items() if k != "GPUPOOL_DEMO"}
+    environment.update(site_settings(layout, address.shown, keys))
     given = environment.get("GPUPOOL_ALLOWED_HOSTS")
     # This machine's agent asks at its own address, whatever names the outside uses.
     own = address.local[0]

@@ -22,10 +22,15 @@ def folder() -> Iterator[Path]:
 
 
 def _remove(folder: Path) -> subprocess.CompletedProcess[str]:
+    return _beside(folder, "demo_remove")
+
+
+def _beside(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """A management command beside the installation of that folder."""
     return subprocess.run(
-        [sys.executable, "manage.py", "demo_remove", "--data", str(folder)],
+        [sys.executable, "manage.py", *words],
         cwd=ROOT,
-        env=clean_environment(),
+        env=clean_environment(GPUPOOL_DATA_DIR=str(folder)),
         capture_output=True,
         text=True,
         timeout=PATIENCE,
@@ -37,6 +42,11 @@ def test_demo_lives_apart_and_goes_without_trace(folder: Path) -> None:
     with running(folder) as own:
         own.wait_page()
         own.psql("CREATE TABLE kept (name text); INSERT INTO kept VALUES ('kept')")
+        nodes = folder / "nodes.csv"
+        nodes.write_text("node_id,cpu_milli,memory_mib,gpu,model\nn1,64000,262144,2,T4\n")
+        done = _beside(folder, "import_fleet", str(nodes))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert own.psql("SELECT name FROM pool_node WHERE name = 'n1'") == "n1"
     with running(folder, "--demo") as demo:
         demo.wait_page()
         for role in ("researcher", "department lead", "pool administrator", "finance", "auditor"):

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from portal.up import address, binaries, cli, environment, first_start, loop, status
+from portal.up import address, attach, binaries, cli, environment, first_start, loop, postgres, status
 from portal.up.errors import UpError
 from portal.up.layout import SOCKET_DIR_LIMIT, Layout, load_secrets, write_atomically
 from portal.up.process import BACKOFF_SECONDS, LOG_LIMIT_BYTES, STEADY_SECONDS, Child, describe_exit, rotate
@@ -98,6 +98,43 @@ def test_lock_is_for_one_and_ends_with_its_holder(tmp_path: Path) -> None:
         layout.lock()
     held.close()
     assert not layout.is_running()
+
+
+@pytest.mark.parametrize("demo", [False, True])
+def test_a_command_beside_a_running_installation_works_on_its_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, demo: bool
+) -> None:
+    ours = (
+        "DATABASE_URL",
+        "REDIS_URL",
+        "GPUPOOL_ENV",
+        "GPUPOOL_SECRET_KEY",
+        "GPUPOOL_DEMO",
+        "GPUPOOL_BASE_URL",
+    )
+    for name in (*ours, "GPUPOOL_STATUS_FILE"):
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("GPUPOOL_DATA_DIR", str(tmp_path))
+    layout = Layout(tmp_path, demo)
+    layout.prepare()
+    keys = load_secrets(layout)
+    (layout.postgres / "data").mkdir(parents=True)
+    (layout.postgres / "data" / "PG_VERSION").write_text("18\n")
+    status.StatusFile(layout.status_file, address="http://127.0.0.1:8123", demo=demo).write([])
+    attach.attach()
+    assert not set(ours) & set(os.environ), "nothing runs there"
+    with layout.lock():
+        attach.attach()
+    assert {name: os.environ.get(name) for name in ours} == {
+        "DATABASE_URL": postgres.EmbeddedPostgres.of(layout, keys).url("gpupool_demo" if demo else "gpupool"),
+        "REDIS_URL": f"unix://{tmp_path}/run/valkey.sock?db={int(demo)}",
+        "GPUPOOL_ENV": "production",
+        "GPUPOOL_SECRET_KEY": keys["secret_key"],
+        "GPUPOOL_DEMO": "1" if demo else None,
+        "GPUPOOL_BASE_URL": "http://127.0.0.1:8123",
+    }
+    assert os.environ["GPUPOOL_DATA_DIR"] == str(layout.home)
 
 
 def test_write_atomically_keeps_the_old_file_on_failure(tmp_path: Path) -> None:
