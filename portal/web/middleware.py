@@ -30,7 +30,8 @@ def _sign_in_first(request: HttpRequest, response: HttpResponse) -> HttpResponse
     page says so), and after a form the way leads back to the page that it stood on, not to an address that only
     takes forms.
     """
-    if not response.headers.get("Location", "").startswith(f"{resolve_url(settings.LOGIN_URL)}?next="):
+    leads_to = response.headers.get("Location", "")
+    if not leads_to or not leads_to.startswith(f"{resolve_url(settings.LOGIN_URL)}?next="):
         return response
     if request.headers.get("HX-Request") == "true":
         return HttpResponse(status=HTTPStatus.UNAUTHORIZED)
