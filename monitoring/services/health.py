@@ -13,9 +13,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import connection, transaction
+from django.db.models import F, Max
 from django.utils.dateparse import parse_datetime
 
 from monitoring.engine.health import OK, Problem, Reading, counters_of, odd_ones, problems_of
+from monitoring.engine.samples import LIVE_MS
 from monitoring.models import CardHealth, GpuState, MetricSource
 from monitoring.selectors.sources import silent_since
 from pool.models import Gpu, Node
@@ -156,8 +158,11 @@ def _nodes() -> int:
         .order_by("id")
     )
     found = 0
+    leads = _leads()
     for node in nodes:
         skew = abs(node.clock_skew_ms or 0)
+        if -LIVE_MS < (node.clock_skew_ms or 0) < 0 and leads.get(node.pk, -SKEW_MS) > -SKEW_MS:
+            skew = 0  # its greeting came late, not its clock
         found += _problem(
             node,
             "node_clock",
@@ -178,6 +183,14 @@ def _nodes() -> int:
         facts = {"driver": node.driver, "usual": usual or ""}
         found += _problem(node, "node_driver", usual is not None, Incident.Severity.WARNING, facts)
     return found
+
+
+def _leads() -> dict[int, int]:
+    """Node → by how much its newest samples were ahead of their arrival, ms. A clock is never further behind than that:
+    a busy network or server only makes it less."""
+    fresh = GpuState.objects.filter(at__gt=now() - FRESH).values_list("gpu__node_id")
+    leads = fresh.annotate(lead=Max(F("at") - F("received_at")))
+    return {node: round(lead / timedelta(milliseconds=1)) for node, lead in leads}
 
 
 def _sources() -> int:

@@ -165,6 +165,21 @@ def test_clocks_and_drivers_of_nodes() -> None:
     assert standing() == []
 
 
+def test_a_greeting_that_came_late_is_no_wrong_clock() -> None:
+    """A busy server makes a node look behind; its samples show that it is not, or that it is."""
+    with at(0):
+        nodes = [make.node(f"n{n}", 1, clock_skew_ms=-3000) for n in range(3)]
+        cards = [node.gpus.get() for node in nodes]
+        for card, behind in zip(cards[:2], (0.4, 2.9), strict=True):
+            sample(card, temp_c=50)
+            GpuState.objects.filter(gpu=card).update(received_at=now() + timedelta(seconds=behind))
+        assert health_judge()["nodes"] == 2
+        assert {i.subject_label for i in standing(kind="node_clock")} == {"n1", "n2"}, "n2 told nothing else"
+        Node.objects.filter(pk=nodes[0].pk).update(clock_skew_ms=3000)
+        health_judge()
+        assert {i.subject_label for i in standing(kind="node_clock")} == {"n0", "n1", "n2"}, "ahead is ahead"
+
+
 @pytest.fixture
 def admin() -> Any:
     return person("admin", Role.POOL_ADMIN)
