@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Any
 from uuid import UUID
 
@@ -17,7 +18,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST, require_safe
 
 from monitoring.models import ReportRun, SavedReport
-from monitoring.selectors.reports.base import GROUP_WORDS, Ask, Kind, ask_from
+from monitoring.selectors.reports.base import GROUP_WORDS, Answer, Ask, Kind, ask_from, day_axis
 from monitoring.selectors.reports.frozen import Content, content_of, coverage_text, filter_text, period_text
 from monitoring.selectors.reports.idle import idle_surcharge
 from monitoring.selectors.reports.kinds import KINDS, kind_of
@@ -33,6 +34,7 @@ from portal.ops.actor import actor_of
 from quotas.selectors.billing_time import billing_zone
 from quotas.selectors.money import book_state
 from quotas.selectors.running import one_look
+from quotas.web.money.common import day_links
 
 KNOWN = frozenset(
     {"period", "from", "to", "by", "department", "flavour", "user", "site", "page", "format", *LOOK}
@@ -88,6 +90,7 @@ def report(request: HttpRequest, code: str) -> HttpResponse:
     main = answer.tables[0]
     look = Look.read(request.GET, main)
     shown = look.table(main)
+    _link_days(kind, ask, answer, request.GET.dict())
     context: dict[str, Any] = {
         "kind": kind,
         "ask": ask,
@@ -116,6 +119,17 @@ def report(request: HttpRequest, code: str) -> HttpResponse:
         "api": f"GET /api/v1/reports/{kind.code}/?{urlencode(clean_params(request.GET.dict()))}".rstrip("?"),
     }
     return render(request, "monitoring/reports/report.html", context)
+
+
+def _link_days(kind: Kind, ask: Ask, answer: Answer, params: dict[str, str]) -> None:
+    """The days of charts about held hours open the lines of the ledger; chargeback those of the same books."""
+    if kind.code not in {"utilization", "chargeback", "waste"} or answer.chart is None:
+        return
+    days = [date.fromisoformat(row[0]) for row in answer.chart["table"]["rows"]]
+    books = (
+        {"month": f"{ask.period.first:%Y-%m}"} if kind.code == "chargeback" and ask.period.is_month else {}
+    )
+    day_links(answer.chart, day_axis(days), days, {**params, **books})
 
 
 def _chips(ask: Ask) -> list[tuple[str, str]]:

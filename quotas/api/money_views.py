@@ -124,6 +124,7 @@ FILTERS = [
     OpenApiParameter("user", str, description="uid"),
     OpenApiParameter("site", str, description="code"),
     OpenApiParameter("kind", str, enum=LedgerEntry.Kind.values),
+    OpenApiParameter("day", date, description="Local day of use, e.g. 2026-05-31"),
     OpenApiParameter("q", str, description="R-17, an entry number, person, cost code, node or card"),
 ]
 

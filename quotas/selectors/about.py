@@ -37,6 +37,8 @@ def filter_chips(chosen: LineFilter, policy: Policy) -> list[tuple[str, str]]:
         chips.append((chosen.user.get_full_name(), "user"))
     if chosen.site:
         chips.append((_("Site %(site)s") % {"site": chosen.site}, "site"))
+    if chosen.day is not None:
+        chips.append((chosen.day.isoformat(), "day"))
     return chips
 
 

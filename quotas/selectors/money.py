@@ -28,13 +28,14 @@ from quotas.selectors.billing_time import first_of_month, month_of, previous_mon
 from quotas.selectors.cutting import Names, line_of
 from quotas.selectors.running import Running, RunningCut, running_now
 
-PARAMS = frozenset({"month", "department", "flavour", "user", "site", "q", "kind"})
+PARAMS = frozenset({"month", "department", "flavour", "user", "site", "q", "kind", "day"})
 """Query parameters that choose ledger lines; the same on pages, in files and in the API."""
 
 
 @dataclass(frozen=True)
 class LineFilter:
-    """What is asked for. Ids are resolved; `None` and "" mean all. `month` is the month of the books."""
+    """What is asked for. Ids are resolved; `None` and "" mean all. `month` is the month of the books, `day` a local
+    day of use."""
 
     month: date | None = None
     department_id: int | None = None
@@ -43,6 +44,7 @@ class LineFilter:
     site: str = ""
     q: str = ""
     kind: str = ""
+    day: date | None = None
 
     def without(self, *names: str) -> LineFilter:
         """The same with some parts taken off."""
@@ -74,7 +76,8 @@ def line_filter(params: Mapping[str, str], policy: Policy, *, month: date | None
             raise _unknown()
     kind = params.get("kind", "")
     if kind and kind not in LedgerEntry.Kind.values:
-        raise Invalid.field("kind", _("Known kinds: usage, correction."))
+        raise Invalid.field("kind", _("Known kinds: usage, idle, correction."))
+    day = params.get("day", "")
     return LineFilter(
         month=month_from(text) if text else month,
         department_id=department_id,
@@ -83,6 +86,7 @@ def line_filter(params: Mapping[str, str], policy: Policy, *, month: date | None
         site=params.get("site", "")[:48],
         q=params.get("q", "").strip()[:80],
         kind=kind,
+        day=day_from("day", day) if day else None,
     )
 
 
@@ -99,6 +103,17 @@ def month_from(text: str) -> date:
         if FIRST_YEAR <= found.year <= LAST_YEAR:
             return found
     raise Invalid.field("month", _("A month is written like 2026-05."))
+
+
+def day_from(name: str, text: str) -> date:
+    """`2026-05-31` of a parameter. Invalid for anything else."""
+    try:
+        found = date.fromisoformat(text)
+    except ValueError:
+        found = date.min
+    if FIRST_YEAR <= found.year <= LAST_YEAR:
+        return found
+    raise Invalid.field(name, _("A day is written like 2026-05-31."))
 
 
 def _is_uuid(text: str) -> bool:
@@ -173,6 +188,8 @@ class Lines:
             query &= Q(booked_month=chosen.month)
         if chosen.kind:
             query &= Q(kind=chosen.kind)
+        if chosen.day is not None:
+            query &= Q(local_day=chosen.day)
         return query
 
     def booked(self) -> QuerySet[LedgerEntry]:
@@ -245,6 +262,7 @@ class Lines:
             and (chosen.flavour is None or row.flavour_id == chosen.flavour.pk)
             and (not chosen.site or row.site_code == chosen.site)
             and chosen.month in {None, first_of_month(row.cut.day)}
+            and chosen.day in {None, row.cut.day}
         )
 
     @cached_property

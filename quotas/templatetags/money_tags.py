@@ -21,17 +21,19 @@ MINUS, DASH = "\u2212", "\u2013"
 SYMBOLS = {"CNY": "¥", "USD": "$", "EUR": "€", "GBP": "£", "JPY": "¥", "HKD": "HK$"}
 
 
-def exact(micro: int) -> str:
-    """Money to the last micro unit, at least two decimals: `51.234567`, `128.00`."""
+def exact(micro: int, places: int = 2) -> str:
+    """Money to the last micro unit, at least so many decimals: `51.234567`, `128.00`."""
     whole, rest = divmod(abs(micro), 1_000_000)
-    decimals = f"{rest:06d}".rstrip("0").ljust(2, "0")
+    decimals = f"{rest:06d}".rstrip("0").ljust(places, "0")
     return f"{MINUS if micro < 0 else ''}{whole:,}.{decimals}"
 
 
 @register.filter
-def money_exact(micro: int | None) -> str:
-    """``{{ line.amount_micro|money_exact }}``: every digit, so that lines add up by hand; no symbol."""
-    return DASH if micro is None else exact(micro)
+def money_exact(micro: int | None, places: int = 2) -> str:
+    """``{{ line.amount_micro|money_exact:6 }}``: every digit, so that lines add up by hand; no symbol. In columns all
+    six, one below the other.
+    """
+    return DASH if micro is None else exact(micro, places)
 
 
 @register.filter
@@ -46,14 +48,14 @@ def money_signed(micro: int | None) -> str:
 
 
 @register.filter
-def hours_exact(gpu_ms: int | None) -> str:
-    """GPU-hours of one line to six decimals; the file for machines has the milliseconds."""
+def hours_exact(gpu_ms: int | None, places: int = 3) -> str:
+    """GPU-hours of one line to six decimals, at least so many; the file for machines has the milliseconds."""
     if gpu_ms is None:
         return DASH
     value = (Decimal(abs(gpu_ms)) / MS_PER_HOUR).quantize(Decimal("0.000001"))
     text = f"{value:,f}"
     whole, _, rest = text.partition(".")
-    return f"{MINUS if gpu_ms < 0 else ''}{whole}.{rest.rstrip('0').ljust(3, '0')}"
+    return f"{MINUS if gpu_ms < 0 else ''}{whole}.{rest.rstrip('0').ljust(places, '0')}"
 
 
 @register.filter

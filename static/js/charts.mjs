@@ -89,7 +89,8 @@ function cell(tag, text, className) {
   return el;
 }
 
-/** The figures as a table: from `figure.table`, else from the traces by their x. */
+/** The figures as a table: from `figure.table`, else from the traces by their x. `figure.links`: what each x, in the
+ * order of the rows, leads to. */
 function twin(box, figure, words) {
   let { head, rows } = figure.table ?? {};
   if (!head) {
@@ -105,9 +106,15 @@ function twin(box, figure, words) {
   const top = table.createTHead().insertRow();
   head.forEach((h, i) => { const th = cell('th', h, i ? 'n' : ''); th.scope = 'col'; top.append(th); });
   const body = table.createTBody();
-  for (const row of rows) {
+  for (const [at, row] of rows.entries()) {
     const tr = body.insertRow();
     row.forEach((v, i) => { const c = cell(i ? 'td' : 'th', v === null ? 'N/A' : v, i ? 'n' : 'nw'); if (!i) c.scope = 'row'; tr.append(c); });
+    const to = figure.links?.to[at];
+    if (to) {
+      const link = cell('a', row[0]);
+      link.href = to;
+      tr.firstChild.replaceChildren(link);
+    }
   }
   box.replaceChildren(table);
 }
@@ -132,6 +139,12 @@ export async function draw(element, figure) {
   const data = paint(shown.data).map((t, i) => (t.type === 'scatter' && !t.line?.color
     ? { ...t, line: { width: 1.75, ...t.line, color: shown.data.length === 1 ? colour('--series') : colour(CATEGORIES[i % 8]) }, connectgaps: false } : t));
   await globalThis.Plotly.react(canvas, data, layout, config);
+  canvas.removeAllListeners('plotly_click');
+  canvas.toggleAttribute('data-linked', Boolean(figure.links));
+  if (figure.links) canvas.on('plotly_click', ({ points: [point] }) => {
+    const to = figure.links.to[figure.links.x.indexOf(point.x)];
+    if (to) location.assign(to);
+  });
   if (!element.querySelector('.plot__twin').hidden) twin(element.querySelector('.plot__twin'), shown, { time: element.dataset.tTime });
 }
 

@@ -173,5 +173,6 @@ def built_until(period: Period) -> datetime | None:
 
 
 def day_axis(days: list[date]) -> list[str]:
-    """Days as a chart names them."""
-    return [f"{day:%m-%d}" for day in days]
+    """Days as a chart names them, each by a name of its own."""
+    long = bool(days) and days[0].year != days[-1].year
+    return [f"{day:%Y-%m-%d}" if long else f"{day:%m-%d}" for day in days]

@@ -12,7 +12,7 @@ from portal.kernel.clock import now
 from portal.kernel.errors import Invalid
 from quotas.engine.billing import day_start, local_day
 from quotas.selectors.billing_time import billing_zone, first_of_month, next_month, previous_month
-from quotas.selectors.money import month_from
+from quotas.selectors.money import day_from, month_from
 
 LONGEST = 1100
 """Days of the longest period: three years."""
@@ -94,15 +94,7 @@ def period_from(params: Mapping[str, str]) -> Period:
 
 
 def _days(params: Mapping[str, str]) -> Period:
-    found = []
-    for name in ("from", "to"):
-        try:
-            found.append(date.fromisoformat(params.get(name, "")))
-        except ValueError as error:
-            raise Invalid.field(name, _("A day is written like 2026-05-31.")) from error
-    first, last = found
-    if not (first.year >= 1900 and last.year <= 2199):
-        raise Invalid.field("from", _("A day is written like 2026-05-31."))
+    first, last = (day_from(name, params.get(name, "")) for name in ("from", "to"))
     if last < first:
         raise Invalid.field("to", _("The last day lies before the first."))
     if (last - first).days >= LONGEST:

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date
 from functools import wraps
 from typing import Any
 
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
+from django.utils.http import urlencode
 from django.utils.translation import gettext_lazy
 
 from portal.accounts.middleware import policy_of_request
 from portal.accounts.models import Role
 from portal.kernel.errors import Refused
 from quotas.selectors.about import DEFINITIONS, about, filter_chips
-from quotas.selectors.money import Lines, line_filter
+from quotas.selectors.money import PARAMS, Lines, line_filter
 
-__all__ = ["DEFINITIONS", "MONEY_ROLES", "about", "filter_chips", "for_roles", "lines_of", "signed_in"]
+__all__ = [
+    "DEFINITIONS",
+    "MONEY_ROLES",
+    "about",
+    "day_links",
+    "filter_chips",
+    "for_roles",
+    "lines_of",
+    "signed_in",
+]
 
 View = Callable[..., HttpResponse]
 
@@ -45,6 +56,19 @@ def for_roles(*roles: str) -> Callable[[View], View]:
 
 
 MONEY_ROLES = (Role.FINANCE, Role.AUDITOR, Role.POOL_ADMIN)
+
+
+def day_links(
+    figure: dict[str, Any], names: Sequence[Any], days: Iterable[date], params: Mapping[str, Any]
+) -> None:
+    """Let each day of a chart, and of its table, open the lines of the ledger. `names`: the days on the axis, in the
+    order of the table's rows; `params`: the filter that the lines share."""
+    address = reverse("quotas:ledger")
+    chosen = {name: params[name] for name in PARAMS if params.get(name)}
+    figure["links"] = {
+        "x": list(names),
+        "to": [f"{address}?{urlencode({**chosen, 'day': day.isoformat()})}" for day in days],
+    }
 
 
 def lines_of(request: HttpRequest, *, month: date | None = None) -> Lines:

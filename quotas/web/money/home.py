@@ -20,7 +20,7 @@ from quotas.selectors.money import LineFilter, book_months
 from quotas.selectors.month_report import MonthReport, month_report
 from quotas.selectors.running import one_look
 from quotas.templatetags.money_tags import month_name
-from quotas.web.money.common import MONEY_ROLES, for_roles
+from quotas.web.money.common import MONEY_ROLES, day_links, for_roles
 
 
 @for_roles(*MONEY_ROLES, Role.LEAD)
@@ -38,6 +38,8 @@ def finance_home(request: HttpRequest) -> HttpResponse:
         (g for g in report.groups if g.before_micro is not None),
         key=lambda g: -abs(g.total.amount_micro - (g.before_micro or 0)),
     )
+    figure = chart(report, outlook)
+    day_links(figure, [day.day for day in report.days], report.days, {"month": f"{present:%Y-%m}"})
     context = {
         "report": report,
         "month": present,
@@ -46,7 +48,7 @@ def finance_home(request: HttpRequest) -> HttpResponse:
         "share": round(100 * ((report.until - report.start) / (report.end - report.start)), 1),
         "decisions": waiting,
         "forecast": outlook,
-        "figure": chart(report, outlook),
+        "figure": figure,
         "movers": [(g, g.total.amount_micro - (g.before_micro or 0)) for g in movers[:5]],
         "budgets": sorted(
             budget_states(list(seen_budgets(policy, present)), policy.tree),

@@ -20,7 +20,7 @@ from quotas.selectors.billing_time import billing_zone, month_of
 from quotas.selectors.money import Lines, book_state
 from quotas.selectors.month_report import GROUPINGS, MonthReport, ledger_mark, month_report, name_users
 from quotas.selectors.running import one_look
-from quotas.web.money.common import DEFINITIONS, about, filter_chips, lines_of, signed_in
+from quotas.web.money.common import DEFINITIONS, about, day_links, filter_chips, lines_of, signed_in
 
 SERIES = 7
 """Groups with a colour of their own in the chart; the rest is one."""
@@ -48,6 +48,9 @@ def month(request: HttpRequest) -> HttpResponse:
         name_users([*report.groups[:SERIES], *page])
     books = book_state()
     months = books.months
+    figure = chart(report)
+    shown = {**request.GET.dict(), "month": f"{lines.filter.month:%Y-%m}"}
+    day_links(figure, _axis(report), report.days, shown)
     context = {
         "report": report,
         "by": by,
@@ -60,7 +63,7 @@ def month(request: HttpRequest) -> HttpResponse:
         "months": months,
         "closed": any(m.closed for m in months if m.month == report.filter.month),
         "chips": filter_chips(report.filter, policy),
-        "figure": chart(report),
+        "figure": figure,
         "definitions": DEFINITIONS,
         "zone": billing_zone().key,
         "mark": books.mark,
@@ -102,10 +105,14 @@ def month_file(request: HttpRequest) -> HttpResponse:
     return csv_response(f"{name}-lines.csv", chunks)
 
 
+def _axis(report: MonthReport) -> list[str]:
+    return [f"{day:%m-%d}" for day in report.days]
+
+
 def chart(report: MonthReport) -> dict[str, Any]:
     """Allocated GPU-hours by day, stacked by group, with the same figures as a table."""
     shown, rest = report.groups[:SERIES], report.groups[SERIES:]
-    days = [f"{day:%m-%d}" for day in report.days]
+    days = _axis(report)
 
     def hours(keys: list[Any]) -> list[float]:
         return [

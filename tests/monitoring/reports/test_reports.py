@@ -16,7 +16,7 @@ from django.test import Client, override_settings
 from django.urls import reverse
 
 from monitoring.models import CardDay, CardSpan, ReportRun, UseDay
-from monitoring.selectors.reports.base import Answer, ask_from
+from monitoring.selectors.reports.base import Answer, ask_from, day_axis
 from monitoring.selectors.reports.kinds import KINDS
 from monitoring.services.card_states import card_states_sweep
 from monitoring.services.day_sums import day_sum, days_sum
@@ -218,6 +218,42 @@ def test_chargeback_tells_corrections_apart_in_the_books_they_stand_in(story: St
         days_sum(limit=100)
     total = answer("utilization", fin).tables[0].total()
     assert (total[1], total[6]) == (68 * H, 686_000_000)
+
+
+def test_chargeback_is_compared_with_the_same_days_of_the_months_before(story: Story) -> None:
+    """While June runs only May's first days stand beside it; once it is over the whole of May, 696.00."""
+    found = []
+    for day in ("2026-06-03T09:00", "2026-06-12T09:00", "2026-07-03T09:00"):
+        with set_clock(at(day)):
+            kind, fin = KINDS["chargeback"], person(f"f{day}", ("finance", None))
+            asked = kind.make(ask_from(kind, {"period": "2026-06"}, policy_of(fin)))
+        assert asked.before is not None
+        found.append((asked.before.first, asked.before.last, asked.stats[0].before))
+    may = date(2026, 5, 1)
+    assert found == [
+        (may, date(2026, 5, 3), 0),
+        (may, date(2026, 5, 12), 600_000_000),
+        (may, date(2026, 5, 31), 696_000_000),
+    ]
+
+
+def test_each_day_of_a_report_opens_the_lines_of_the_ledger(story: Story) -> None:
+    client = Client()
+    client.force_login(person("fin", ("finance", None)))
+    address = reverse("monitoring:report", args=["utilization"])
+    with set_clock(NOW):
+        chart = client.get(f"{address}?period=2026-05&by=flavour&site=sh").context["answer"].chart
+    to = dict(zip(chart["links"]["x"], chart["links"]["to"], strict=True))
+    assert (len(to), to["05-12"]) == (31, f"{reverse('quotas:ledger')}?site=sh&day=2026-05-12")
+    with set_clock(NOW):
+        assert client.get(to["05-12"]).context["all_ms"] == 12 * H
+        wrong = client.get(f"{reverse('quotas:ledger')}?day=2026-05-32")
+    assert wrong.status_code == 400
+
+
+def test_days_of_two_years_have_names_of_their_own_in_a_chart() -> None:
+    assert day_axis([date(2026, 2, 28), date(2026, 3, 1)]) == ["02-28", "03-01"]
+    assert day_axis([date(2025, 12, 31), date(2026, 1, 1)]) == ["2025-12-31", "2026-01-01"]
 
 
 def test_readers_see_their_departments_and_nothing_else(story: Story) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from datetime import datetime
+from urllib.parse import parse_qsl
 
 import pytest
 from django.test import Client
@@ -72,7 +73,15 @@ def test_totals_equal_their_lines_on_screen_and_in_files(lab: World) -> None:
     assert [row["kind"] for row in machine].count("running") == 1
     listed = get(sun, "ledger", month="2026-06").context
     assert listed["all_micro"] == report.total.amount_micro
-    for group in get(sun, "month", by="department").context["report"].groups:
+    page = get(sun, "month", by="department").context
+    links = dict(zip(page["figure"]["links"]["to"], page["figure"]["table"]["rows"], strict=True))
+    used = {to: row for to, row in links.items() if row[-1] != "0.00"}
+    assert len(used) > 1
+    for to, row in used.items():
+        inside = get(sun, "ledger", **dict(parse_qsl(to.partition("?")[2]))).context  # a day opens its lines
+        assert inside["chosen"].day.isoformat() == row[0]
+        assert [f"{inside['all_ms'] / 3_600_000:,.1f}", f"{inside['all_micro'] / 1e6:,.2f}"] == row[-2:]
+    for group in page["report"].groups:
         inside = get(sun, "ledger", month="2026-06", **group.params).context
         assert inside["all_micro"] == group.total.amount_micro
 
