@@ -112,6 +112,14 @@ def comparison(result: Mapping[str, Any]) -> list[Row]:
         row("used", _("Allocated"), _("% of what is installed"), PERCENT, _used, 1),
         row("held", _("Allocated"), _("GPU·h"), HOURS, lambda s: _flavour_sum(s, "held")),
         row(
+            "idle",
+            _("Idle"),
+            _("GPU·h held, as large a part as each piece of work was seen to idle"),
+            HOURS,
+            lambda s: s.get("idle"),
+            -1,
+        ),
+        row(
             "idle_wanted",
             _("Idle while wanted"),
             _("GPU·h free while somebody waited whom they would do"),

@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo
 
 from django.db.models import Sum
 
+from monitoring.models import UseDay
 from monitoring.selectors.reports.period import period_from
 from monitoring.services.what_if_asking import rows_of
 from monitoring.services.what_if_run import PlayFailed, run_play
@@ -85,9 +86,10 @@ class Answerer:
             past.pieces,
         )
         recorded["cost"] = _booked(period.first, period.last, flavour)
+        recorded["idle"], idle = _idle(period.first, period.last, flavour)
         return {
             "recorded": recorded,
-            **self._both(past.pieces, setting, changes, window, usual, names),
+            **self._both(past.pieces, setting, changes, window, usual, names, idle=idle),
         }
 
     def _trace(self) -> dict[str, Any]:
@@ -113,6 +115,7 @@ class Answerer:
         usual: Prices,
         names: Mapping[int, str],
         other: Setting | None = None,
+        idle: Mapping[int, tuple[int, int]] | None = None,
     ) -> dict[str, Any]:
         prices = self.given.get("prices") or {}
         would: Prices = lambda code, site: (  # noqa: E731
@@ -137,7 +140,8 @@ class Answerer:
                     told=lambda n, done=done: self.told(done + n, whole),  # type: ignore[misc]
                 )
             played, measures = found
-            out[key] = side(measures, played.runs, window, usual if key == "a" else would, names, pieces)
+            book = usual if key == "a" else would
+            out[key] = side(measures, played.runs, window, book, names, pieces, idle)
             out[key] |= {"decisions": played.decisions, "waiting": len(played.waiting)}
         return out
 
@@ -170,6 +174,18 @@ def _booked(first: date, last: date, flavour: GpuFlavour | None) -> int:
     return int(sums.aggregate(micro=Sum("amount_micro", default=0))["micro"])
 
 
+def _idle(first: date, last: date, flavour: GpuFlavour | None) -> tuple[int, dict[int, tuple[int, int]]]:
+    """GPU-milliseconds held idle on these days, and of each request what it idled of what it held then."""
+    sums = UseDay.objects.filter(local_day__range=(first, last))
+    if flavour is not None:
+        sums = sums.filter(flavour=flavour)
+    parts = (
+        sums.values_list("request_id_ref").annotate(i=Sum("idle_ms"), a=Sum("allocated_ms")).filter(a__gt=0)
+    )
+    found = {request: (idle, held) for request, idle, held in parts}
+    return sum(idle for idle, _held in found.values()), found
+
+
 def side(
     measures: Measures,
     runs: Iterable[Run],
@@ -177,11 +193,15 @@ def side(
     prices: Prices,
     names: Mapping[int, str],
     pieces: Iterable[Piece],
+    idle: Mapping[int, tuple[int, int]] | None = None,
 ) -> dict[str, Any]:
-    """One side as integers: totals, by department and flavour, by day."""
+    """One side as integers: totals, by department and flavour, by day. `idle`: of each request, what it idled of what
+    it held; work without telemetry idles nothing, as in every report.
+    """
     home = {piece.request.id: piece.request.department_id for piece in pieces}
     cost: dict[tuple[int, str], int] = defaultdict(int)
     days: dict[str, int] = defaultdict(int)
+    held: dict[int, int] = defaultdict(int)
     for run in runs:
         start, end = max(run.start, window.since), min(run.end, window.until)
         if end <= start or not run.flavour:
@@ -190,6 +210,7 @@ def side(
         for cut in cut_use(use, prices=prices(run.flavour, run.site), owners=(), zone=window.zone):
             cost[home[run.request_id], run.flavour] += cut.amount_micro
             days[cut.day.isoformat()] += cut.gpu_ms
+            held[run.request_id] += cut.gpu_ms
     waits = measures.waits()
     groups = [
         {
@@ -228,6 +249,9 @@ def side(
         "lost": sum(group.lost for group in measures.groups.values()),
         "taken": _added(group.taken for group in measures.groups.values()),
         "cost": sum(cost.values()),
+        "idle": None
+        if idle is None
+        else sum(held[request] * part // whole for request, (part, whole) in idle.items()),
     }
 
 

@@ -79,8 +79,16 @@ def _host(node: Node) -> dict[str, float | int | None] | None:
 @login_required
 @require_GET
 def allocation_live(request: HttpRequest, uid: UUID) -> HttpResponse:
-    """The four live lines of an allocation's cards, for those who may see the allocation."""
+    """The four live lines of an allocation's cards, for those who may see the allocation.
+
+    While it starts or stops the page asks again with the state that it shows (`seen`) and is loaded anew once that
+    is no longer so.
+    """
     allocation = access.allocation_for(request.policy, uid)  # type: ignore[attr-defined]
+    seen = request.GET.get("seen")
+    if seen is not None:
+        moved = {} if seen == allocation.state else {"HX-Refresh": "true"}
+        return HttpResponse(status=204, headers=moved)
     return render(
         request,
         "monitoring/_allocation_live.html",

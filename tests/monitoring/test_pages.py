@@ -189,6 +189,21 @@ def test_allocation_parts_are_404_for_a_stranger(scene: dict[str, Any]) -> None:
     assert client(scene["stranger"]).get(f"/api/v1/allocations/{uid}/history/").status_code == 404
 
 
+def test_the_page_of_a_lease_that_starts_is_loaded_anew_when_it_runs(scene: dict[str, Any]) -> None:
+    allocation = scene["lease"].allocation
+    url = reverse("monitoring:allocation-live", args=[allocation.uid])
+    c = client(scene["holder"])
+    for state in ("reserved", "starting", "stopping"):
+        type(allocation).objects.filter(pk=allocation.pk).update(state=state)
+        assert f'hx-get="{url}?seen={state}"' in c.get(url).content.decode()
+    same, moved = (c.get(url, {"seen": state}) for state in ("stopping", "running"))
+    assert (same.status_code, same.get("HX-Refresh")) == (204, None)
+    assert (moved.status_code, moved.get("HX-Refresh")) == (204, "true")
+    type(allocation).objects.filter(pk=allocation.pk).update(state="running")
+    assert "?seen=" not in c.get(url).content.decode(), "a lease that runs is not asked for again and again"
+    assert client(scene["stranger"]).get(url, {"seen": "running"}).status_code == 404
+
+
 def test_node_fragment(scene: dict[str, Any]) -> None:
     page = text(
         client(scene["stranger"]).get(

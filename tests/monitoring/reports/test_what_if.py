@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from datetime import date, timedelta
 from typing import Any
 
@@ -11,7 +12,7 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 from django.urls import reverse
 
-from monitoring.models import Scenario
+from monitoring.models import Scenario, UseDay
 from monitoring.selectors.what_if import comparison, scenarios_for
 from monitoring.services import what_if_run, what_if_sides
 from monitoring.services.what_if import (
@@ -31,7 +32,7 @@ from portal.kernel.errors import Conflict, Invalid, NotFound, Refused
 from portal.notify.models import Notification
 from portal.ops.actor import Actor
 from portal.ops.models import AuditEvent
-from quotas.models import CapacityRequest, QuotaGrant
+from quotas.models import CapacityRequest, QuotaGrant, UsageSpan
 from quotas.services.prices import rate_set
 from tests.pool.builders import node
 from tests.quotas.money.build import World, at, person, world
@@ -100,6 +101,19 @@ def asked(w: World, queued: str, start: str, end: str, *, search: bool = False) 
     return request
 
 
+def saw_idle(w: World, request: CapacityRequest, held: int, idle: int) -> None:
+    """What telemetry saw of a request's day."""
+    start = at("2026-05-10T00:00")
+    span = UsageSpan.objects.create(
+        key=uuid.uuid4(), request=request, department=request.department, user=w.user, flavour=w.flavour,
+        charge_milli=1000, started_at=start, ended_at=start, accrued_to=start,
+    )  # fmt: skip
+    UseDay.objects.create(
+        local_day=date(2026, 5, 10), span=span, request_id_ref=request.pk, flavour=w.flavour,
+        department_id_ref=request.department_id, allocated_ms=held, idle_ms=idle,
+    )  # fmt: skip
+
+
 def ask(who: Actor, **more: object) -> Scenario:
     with set_clock(NOW):
         return scenario_ask(acting_user=who, name="Later", params={**DAYS, **more})
@@ -118,6 +132,11 @@ def test_the_past_by_hand(w: World) -> None:
     at 6:00, until 13:00. B, with a node more (four cards): nobody waits, nothing is taken back.
     """
     fin = person("fin", ("finance", None))
+    for number, held in (
+        (1, 10),
+        (3, 2),
+    ):  # the first of Vision's idles a quarter of its hours, Search's one half
+        saw_idle(w, CapacityRequest.objects.order_by("id")[number - 1], held * H, held * H // (5 - number))
     changes = {"nodes": {w.flavour.code: 1}, "prices": {w.flavour.code: 20_000_000}}
     found = played(ask(Actor(user=fin), changes=changes)).result
     recorded, a, b = found["recorded"], found["a"], found["b"]
@@ -133,6 +152,7 @@ def test_the_past_by_hand(w: World) -> None:
     assert a["taken"] == {"reclaim": 1} and a["lost"] == 3 * H and b["taken"] == {}
     assert b["flavours"][code]["installed"] == 192 * H and b["flavours"][code]["held"] == 22 * H
     assert (a["cost"], b["cost"]) == (220_000_000, 440_000_000)
+    assert [side["idle"] for side in (recorded, a, b)] == [5 * H // 2 + H] * 3
     assert recorded["cost"] == 0  # nothing of it stands in the ledger here
     assert a["days"] == {"2026-05-10": 22 * H}
     rows = {row.key: row for row in comparison(found)}
