@@ -4,13 +4,18 @@
 const cellsOf = (row) => [...row.cells];
 const rowsOf = (table) => [...table.rows].filter((row) => !row.hidden);
 
-/** The figure of a cell with every digit (its title) where it is one, else its words. */
+const FIGURE = /^[\u2212-]?[\d,]+(\.\d+)?$/;
+const plain = (figure) => figure.replaceAll(',', '').replace('\u2212', '-');
+
+/** The figure of a cell with every digit (its title) where it is one, else its words; figures as spreadsheets read them. */
 function text(cell) {
   const exact = cell.getAttribute('title') || cell.querySelector('[title]')?.getAttribute('title');
-  if (exact && /^[\u2212-]?[\d,]+(\.\d+)?$/.test(exact)) return exact.replaceAll(',', '').replace('\u2212', '-');
+  if (exact && FIGURE.test(exact)) return plain(exact);
   const words = cell.cloneNode(true);
   for (const hidden of words.querySelectorAll('svg, .vh')) hidden.remove();
-  return words.innerText?.trim().replace(/\s+/g, ' ') ?? words.textContent.trim().replace(/\s+/g, ' ');
+  for (const second of words.querySelectorAll('small')) second.before(' ');
+  const shown = words.textContent.trim().replace(/\s+/g, ' ');
+  return FIGURE.test(shown) ? plain(shown) : shown;
 }
 
 /** Formulas stay words in a spreadsheet, as in the files for people. */
