@@ -18,7 +18,6 @@ from monitoring.engine.tiles import STATES
 from monitoring.models import Finding, GpuEvent, MetricSource
 from monitoring.selectors.board import board_now
 from pool.models import Node
-from portal.kernel.units import MS_PER_HOUR
 from portal.ops.models import Incident
 from portal.ops.selectors.runs import sweep_last
 
@@ -147,8 +146,8 @@ def _found() -> Iterator[Metric]:
     """What was found: waste by kind, open incidents, XIDs seen, rows of work that waits; five queries."""
     waste = GaugeMetricFamily("gpupool_waste_gpus", "GPUs wasted now, by kind of finding", labels=["kind"])
     count = GaugeMetricFamily("gpupool_findings_open", "Open waste findings", labels=["kind"])
-    hours = CounterMetricFamily(
-        "gpupool_waste_gpu_hours", "GPU-hours wasted so far, by kind", labels=["kind"]
+    so_long = CounterMetricFamily(
+        "gpupool_waste_gpu_seconds", "GPU-seconds wasted so far, by kind", labels=["kind"]
     )
     open_now = {
         kind: (n, milli)
@@ -161,8 +160,8 @@ def _found() -> Iterator[Metric]:
         n, milli = open_now.get(kind, (0, 0))
         count.add_metric([kind], n)
         waste.add_metric([kind], milli / 1000)
-        hours.add_metric([kind], so_far.get(kind, 0) / MS_PER_HOUR)
-    yield from (waste, count, hours)
+        so_long.add_metric([kind], so_far.get(kind, 0) / 1000)
+    yield from (waste, count, so_long)
     incidents = GaugeMetricFamily("gpupool_incidents_open", "Open incidents", labels=["kind", "severity"])
     rows = Incident.objects.exclude(state="closed").values_list("kind", "severity").annotate(Count("id"))
     for kind, severity, n in rows.order_by("kind", "severity"):

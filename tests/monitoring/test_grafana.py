@@ -107,6 +107,15 @@ def test_each_metric_and_label_of_the_dashboard_is_told(told: dict[str, set[str]
     assert wrong == []
 
 
+def test_metrics_are_in_base_units(told: dict[str, set[str]]) -> None:
+    """As `promtool check metrics` asks: seconds, bytes, ratios; counters end in `_total`."""
+    scaled = re.compile(
+        r"_(hours?|minutes?|days?|ms|milliseconds?|percent|[kmg]i?b|kilobytes|megabytes|milli)(_|$)"
+    )
+    assert [name for name in told if scaled.search(name)] == []
+    assert {"gpupool_waste_gpu_seconds_total", "gpupool_xid_events_total"} <= set(told)
+
+
 def test_cards_are_not_counted_again_by_their_instances() -> None:
     """A split card has rows of its own and of its instances: sums and means take the card's."""
     for panel, text, _legend in queries():
@@ -118,7 +127,7 @@ def test_units_are_those_of_the_metrics() -> None:
     for panel, text, _legend in queries():
         unit = panel["fieldConfig"]["defaults"]["unit"]
         expected = next((u for end, u in UNITS.items() if re.search(rf"gpupool_\w+{end}\b", text)), None)
-        if "/" in text:
+        if re.search(r"/(?! 3600)", text):
             expected = "percentunit"
         assert unit == (expected or "short"), panel["title"]
 
