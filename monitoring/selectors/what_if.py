@@ -10,6 +10,7 @@ from uuid import UUID
 from django.db.models import Q, QuerySet
 from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
 
 from monitoring.models import Scenario
 from portal.accounts.policy import Policy
@@ -113,7 +114,7 @@ def comparison(result: Mapping[str, Any]) -> list[Row]:
         row("held", _("Allocated"), _("GPU·h"), HOURS, lambda s: _flavour_sum(s, "held")),
         row(
             "idle",
-            _("Idle"),
+            pgettext_lazy("hours", "Idle"),
             _("GPU·h held, as large a part as each piece of work was seen to idle"),
             HOURS,
             lambda s: s.get("idle"),
