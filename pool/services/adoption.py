@@ -30,6 +30,7 @@ from pool.services.nodes import require_pool_admin
 from pool.services.plan_apply import place_write
 from pool.services.polling import open_members
 from portal.accounts.models import Department, User
+from portal.accounts.policy import policy_of
 from portal.kernel.clock import now
 from portal.kernel.errors import Conflict, Invalid
 from portal.ops.actor import Actor
@@ -75,6 +76,9 @@ def work_adopt(
     who = User.objects.filter(username=person.strip(), is_active=True).first()
     if who is None:
         raise Invalid.field("person", _("There is no active person with this user name."))
+    department = Department.objects.without_tree_fields().filter(code=str(values.get("department"))).first()
+    if department is None or department.pk not in policy_of(who).asks_for:
+        raise Invalid.field("department", _("{name} has no role there.").format(name=who.get_full_name()))
     key = f"pool.adopt.{cluster.pk}.{external_id}"
     if not cache.add(key, 1, ONE_AT_A_TIME_S):
         raise Conflict(code="being_adopted", detail=_("Somebody takes it in at this moment."))

@@ -27,6 +27,23 @@ FINDINGS: dict[str, Any] = {
     "settings_wrong": _("The settings cannot be used"),
     "command_missing": _("Slurm's commands are not installed here"),
     "slurm_refused": _("Slurm refuses"),
+    "answers": _("The API server answers"),
+    "credential_lasts": _("The credential lasts"),
+    "right": _("The account may"),
+    "gpu_nodes": _("Nodes offer GPUs"),
+    "gpu_operator_not_ready": _("The GPU Operator is not ready there"),
+    "mig_invalid": _("The MIG layout is not one that the device plugin takes"),
+    "mig_layout_unknown": _("The MIG layout is not known"),
+    "mig_not_there": _("The MIG layout that was asked for is not there"),
+    "mig_managed_twice": _("Two programs manage MIG there"),
+    "hami_register_unreadable": _("HAMi's register cannot be read"),
+    "cluster_away": _("The API server does not answer"),
+    "throttled": _("The API server asks for patience"),
+    "credential_missing": _("The credential is missing"),
+    "credential_expired": _("The credential has expired"),
+    "rights_missing": _("The account lacks a right"),
+    "adopted_already": _("Taken in already"),
+    "work_over": _("It has ended"),
 }
 
 

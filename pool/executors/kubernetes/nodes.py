@@ -166,6 +166,12 @@ def read_node(
     config = labels.get(MIG_CONFIG, "")
     if not changing and CUTS_CARDS.fullmatch(config) and cards and not any(card.mig for card in cards):
         notes.append(("mig_not_there", f"MIG Manager says {config} is done, and no instance is offered"))
+    if (
+        own and config
+    ):  # two programs that cut the same cards: the DRA driver then offers none, or changes under us
+        notes.append(
+            ("mig_managed_twice", f"the DRA driver offers these cards, and MIG Manager has {config}")
+        )
     if missing:
         notes.append(("gpu_unhealthy", f"{missing} of {capacity[GPU]} {GPU} are not allocatable"))
     return SeenNode(

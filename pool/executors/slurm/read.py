@@ -5,7 +5,7 @@ number}). Pure: no calls, no database.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property, lru_cache
@@ -319,10 +319,15 @@ def job(raw: dict[str, Any]) -> Job:
     )
 
 
-def trackable(text: str | None) -> dict[str, int]:
+def trackable(text: str | None) -> Mapping[str, int]:
     """``cpu=2,mem=2000M,gres/gpu=2`` as numbers; memory in MiB."""
+    return _trackable(text or "")
+
+
+@lru_cache(KEPT)
+def _trackable(text: str) -> Mapping[str, int]:
     out: dict[str, int] = {}
-    for part in (text or "").split(","):
+    for part in text.split(","):
         name, _equal, value = part.partition("=")
         if not value:
             continue

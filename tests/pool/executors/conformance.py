@@ -31,7 +31,7 @@ class Rig:
     cluster: Cluster
     executor: Executor
     cannot: frozenset[str] = frozenset()
-    """Faults by name that this system cannot have: lost_answer, refuses, away, restarts, forgets, stray, output."""
+    """Faults by name that this system cannot have: lost_answer, refuses, away, slow, restarts, forgets."""
     deadline_s: float = 120.0
 
     def member(self, command: str = "sleep 600", gpus: int = 1) -> AllocationMember:
@@ -60,6 +60,14 @@ class Rig:
 
     def back(self) -> None:
         """It answers again."""
+        raise NotImplementedError
+
+    def slow(self) -> None:
+        """It takes what it is sent, and answers later than anybody here waits, until ``fast``."""
+        raise NotImplementedError
+
+    def fast(self) -> None:
+        """It answers in time again; what it took meanwhile it may still do."""
         raise NotImplementedError
 
     def restart(self) -> None:
@@ -196,6 +204,22 @@ class Conformance:
             rig.back()
         rig.settle(lambda: bool(rig.start(waits) or state(waits) == M.RUNNING) and state(waits) == M.RUNNING)
         assert (rig.copies(runs), rig.copies(waits)) == (1, 1)
+
+    @pytest.mark.fault("slow")
+    def test_answers_that_come_too_late_conclude_nothing_and_double_nothing(self, rig: Rig) -> None:
+        runs = self.running(rig)
+        waits = rig.member()
+        rig.slow()
+        try:
+            assert rig.start(waits) is False
+            rig.look()
+            assert (state(runs), allocation(runs).state) == (M.RUNNING, A.RUNNING)
+            assert (state(waits), allocation(waits).state) == (M.RESERVED, A.STARTING)
+        finally:
+            rig.fast()
+        rig.settle(lambda: bool(rig.start(waits) or state(waits) == M.RUNNING) and state(waits) == M.RUNNING)
+        # An order that came through late beside its repetition is taken back by the looks.
+        rig.settle(lambda: (rig.copies(runs), rig.copies(waits)) == (1, 1))
 
     def test_a_stop_ends_it_and_a_second_one_changes_nothing(self, rig: Rig) -> None:
         member = self.running(rig)

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import urllib3
 
 from pool.executors import base
-from pool.executors.kubernetes import names
+from pool.executors.kubernetes import connection, names
 from pool.executors.kubernetes.connection import Access, Connection, Problem, access_of
 from pool.executors.kubernetes.executor import KubernetesExecutor
 from pool.models import AllocationMember, Cluster
@@ -50,9 +50,10 @@ def administrator(plane: Plane) -> Connection:
 
 
 class Forwarder:
-    """A way to the API server that can be cut: while it is, nobody answers at its port."""
+    """A way to the API server that can be cut (nobody answers at its port) or made slow (answers wait ``delay_s``)."""
 
     def __init__(self, port: int) -> None:
+        self.delay_s = 0.0
         self._to = port
         self._ways: list[socket.socket] = []
         self._listener: socket.socket | None = None
@@ -86,13 +87,14 @@ class Forwarder:
                 return
             far.settimeout(None)
             self._ways += [near, far]
-            for source, sink in ((near, far), (far, near)):
-                threading.Thread(target=_copy, args=(source, sink), daemon=True).start()
+            for source, sink, wait in ((near, far, lambda: 0.0), (far, near, lambda: self.delay_s)):
+                threading.Thread(target=_copy, args=(source, sink, wait), daemon=True).start()
 
 
-def _copy(source: socket.socket, sink: socket.socket) -> None:
+def _copy(source: socket.socket, sink: socket.socket, wait: Callable[[], float]) -> None:
     try:
         while data := source.recv(65536):
+            time.sleep(wait())
             sink.sendall(data)
     except OSError:
         pass
@@ -207,6 +209,16 @@ class KubernetesRig(Rig):
 
     def back(self) -> None:
         self.way.open()
+
+    def slow(self) -> None:
+        """Answers come three times later than anybody here waits."""
+        self._patience = patch.multiple(connection, READ_S=1.0)
+        self._patience.start()
+        self.way.delay_s = 3.0
+
+    def fast(self) -> None:
+        self.way.delay_s = 0.0
+        self._patience.stop()
 
     def restart(self) -> None:
         self.plane.kill_api()

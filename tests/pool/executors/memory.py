@@ -57,7 +57,7 @@ class Run:
 
 @dataclass
 class MemorySystem:
-    """`PolledExecutor` whose outside system is this object. ``away``, ``lose`` and ``refuse`` are its faults."""
+    """`PolledExecutor` whose outside system is this object; its faults: ``away``, ``late``, ``lose``, ``refuse``."""
 
     kind: str = "slurm"
     can: frozenset[str] = frozenset({POLLED, WHOLE, OUTPUT, CORDONS, ADOPTS, LIMITS, ACCOUNTS})
@@ -67,6 +67,8 @@ class MemorySystem:
     there: list[Limit] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     away: bool = False
+    late: bool = False
+    """It does what it is told, and every answer comes too late."""
     lose: bool = False
     refuse: bool = False
     pending: bool = False
@@ -74,7 +76,7 @@ class MemorySystem:
 
     def _call(self, name: str) -> None:
         self.calls.append(name)
-        if self.away:
+        if self.away or (self.late and name != "start"):
             raise RetryableFailure("controller_away", "nobody answers")
 
     def of(self, member: AllocationMember) -> list[Run]:
@@ -102,7 +104,7 @@ class MemorySystem:
                 self.runs.append(
                     Run(str(self._next), uid, member.number, member.node.name, state, started_at=now())
                 )
-        if self.lose:
+        if self.lose or self.late:
             self.lose = False
             raise RetryableFailure("answer_lost", "time-out")
 

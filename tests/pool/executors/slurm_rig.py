@@ -105,6 +105,20 @@ class SlurmRig(Rig):
     def back(self) -> None:
         self.bed.start_controller()
 
+    def slow(self) -> None:
+        """The controller hangs: its port takes connections, nobody reads them."""
+        self._patience(1)
+        self.bed.halt_controller()
+
+    def fast(self) -> None:
+        self.bed.resume_controller()
+        self._patience(10)
+
+    def _patience(self, seconds: float) -> None:
+        self.cluster.refresh_from_db()
+        self.cluster.settings = {**self.cluster.settings, "timeout_s": seconds}
+        self.cluster.save(update_fields=["settings"])
+
     def restart(self) -> None:
         self.bed.stop_controller()
         self.bed.start_controller()

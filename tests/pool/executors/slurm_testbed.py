@@ -239,6 +239,20 @@ class Testbed:
         """End the controller; jobs run on. (By SIGKILL it may lose what it had not written yet.)"""
         self._end("slurmctld", how)
 
+    def halt_controller(self) -> None:
+        """Let it hang; ``resume_controller`` lets it go on."""
+        self._tell("slurmctld", signal.SIGSTOP)
+
+    def resume_controller(self) -> None:
+        """Let a halted controller go on with what it was sent meanwhile."""
+        self._tell("slurmctld", signal.SIGCONT)
+
+    def _tell(self, program: str, what: int) -> list[subprocess.Popen[bytes]]:
+        found = [one for one in self._started if Path(str(one.args[0])).name == program]  # type: ignore[index]
+        for process in found:
+            process.send_signal(what)
+        return found
+
     def start_rest(self) -> str:
         """Start slurmrestd on a unix socket; its address."""
         where = self.top / "run" / "rest.sock"
@@ -249,8 +263,7 @@ class Testbed:
         return f"unix:{where}"
 
     def _end(self, program: str, how: int) -> None:
-        for process in [one for one in self._started if Path(str(one.args[0])).name == program]:  # type: ignore[index]
-            process.send_signal(how)
+        for process in self._tell(program, how):
             process.wait(WAIT_S)
             self._started.remove(process)
 

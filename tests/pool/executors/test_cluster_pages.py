@@ -188,6 +188,8 @@ def test_running_work_is_taken_in_from_its_cluster(
     client.force_login(admin)
     address = reverse("pool:cluster-adopt", args=[cluster.uid])
     assert f"{address}?work=77" in client.get(reverse("pool:cluster", args=[cluster.uid])).content.decode()
+    node = reverse("pool:node", args=[Node.objects.get(name="hpc1").uid])
+    assert f"{address}?work=77" in client.get(node).content.decode()
     form = client.get(address, {"work": "77"}).content.decode()
     assert 'name="person" list="people" value="wang"' in form  # who it runs as there is a person's name here
     assert '<option value="vg" selected>' in form

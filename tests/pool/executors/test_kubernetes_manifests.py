@@ -134,6 +134,17 @@ def test_claims_name_cards_by_uuid() -> None:
     assert refused(Asked(fraction_of=("GPU-1",), milli=100), dra=True) == "fraction_not_offered"
 
 
+def test_g121_each_instance_is_claimed_by_its_own_uuid() -> None:
+    """So a claim of several cannot be met by devices of another card than the plan chose."""
+    slices = (("MIG-a", "4g.40gb"), ("MIG-b", "2g.20gb"), ("MIG-c", "1g.10gb"))
+    made = devices_for(node(dra=True), Asked(slices=slices))
+    requests = claim_body(made, "v1")["devices"]["requests"]
+    assert [one["exactly"]["selectors"][0]["cel"]["expression"] for one in requests] == [
+        f"device.attributes['gpu.nvidia.com'].uuid == '{uuid}'" for uuid, _profile in slices
+    ]
+    assert [one["exactly"]["count"] for one in requests] == [1, 1, 1]
+
+
 def test_a_claim_of_a_pod_is_made_from_a_template_of_its_name() -> None:
     asked = order(devices=Devices(claims=(("gpu.nvidia.com", "GPU-1"),), count=1))
     made = manifests.pod(asked)

@@ -340,3 +340,13 @@ def test_g117_a_card_that_hami_calls_ill_is_left_out_until_hami_says_otherwise()
         node = made({GPU: 20}, annotations={"hami.io/node-nvidia-register": ill.format(health=health)})
         assert [card.uuid for card in node.cards or ()] == seen
         assert [code for code, _detail in node.notes] == ["gpu_unhealthy"] * (2 - len(seen))
+
+
+def test_g122_cards_that_two_programs_cut_are_told() -> None:
+    """MIG Manager's instances beside the DRA driver: told on the cluster's check, as neither knows of the other."""
+    devices = sample("authored/k8s/20_resourceslice_v1.json")
+    bare = {"metadata": {"name": "k-h100-05", "uid": "u"}, "status": {}}
+    labelled = {**bare, "metadata": {**bare["metadata"], "labels": {"nvidia.com/mig.config": "all-1g.10gb"}}}
+    told = ("mig_managed_twice", "the DRA driver offers these cards, and MIG Manager has all-1g.10gb")
+    assert told in read_node(labelled, [devices]).notes
+    assert not any(code == told[0] for code, _ in read_node(bare, [devices]).notes)

@@ -55,6 +55,12 @@ class MemoryRig(Rig):
     def back(self) -> None:
         self.system.away = False
 
+    def slow(self) -> None:
+        self.system.late = True
+
+    def fast(self) -> None:
+        self.system.late = False
+
     def restart(self) -> None:
         pass
 

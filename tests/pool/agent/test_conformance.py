@@ -1,0 +1,112 @@
+"""The conformance suite over a real agent: the same promises, kept by a program on a plain node.
+
+Three faults are not an agent's: orders lie in rows until it takes them, so an answer cannot be lost or late for whoever
+gave the order (what an agent does with one that comes twice is in `test_jobs.py`), it refuses nothing that was placed,
+and its work is its own child: it is never forgotten, only seen to end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from unittest.mock import patch
+from uuid import uuid4
+
+import psutil
+import pytest
+
+from pool.executors.base import executor_for
+from pool.models import Allocation, AllocationMember, Gpu, Node
+from pool.services.cycle import schedule_cycle
+from pool.services.execution import execution_reconcile
+from portal.kernel.clock import now
+from quotas.models import CapacityRequest
+from tests.pool import builders
+from tests.pool.agent.conftest import Process, wait_for
+from tests.pool.executors.conformance import Conformance, Rig
+from tests.pool.executors.place import only_member
+from tests.quotas import build
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.serial]
+CONTROLLED = "while [ ! -s {file} ]; do sleep 0.05; done; exit $(cat {file})"
+
+
+class AgentRig(Rig):
+    """See ``Rig``."""
+
+    cannot = frozenset({"lost_answer", "slow", "refuses", "forgets"})
+    deadline_s = 240.0
+
+    def __init__(self, agent: Process, folder: Path) -> None:
+        self.agent, self.folder = agent, folder
+        node = Node.objects.select_related("cluster").get()
+        self.cluster, self.executor = node.cluster, executor_for(node.cluster)
+        flavour = Gpu.objects.order_by("index")[0].flavour
+        assert flavour is not None
+        self.team, self.flavour = build.department("vg"), flavour
+        self.who = build.user("lin", self.team, system_account="nobody")
+        build.limits(self.team, flavour, 8)
+
+    def member(self, command: str = "sleep 600", gpus: int = 1) -> AllocationMember:
+        uid = uuid4()
+        text = CONTROLLED.format(file=self._file(uid)) if command == "sleep 600" else command
+        asked = builders.queued(self.team, self.flavour, gpus, self.who, command=text, uid=uid)
+        return only_member(wait_for(lambda: self._placed(asked)))
+
+    def _placed(self, request: CapacityRequest) -> Allocation | None:
+        """By a cycle of ours, or by one that an agent's report set off in the web process meanwhile."""
+        schedule_cycle()
+        return Allocation.objects.filter(request=request).first()
+
+    def _file(self, uid: object) -> Path:
+        """Where its exit code is put, by the uid of its request."""
+        return self.folder / f"end-{uid}"
+
+    def copies(self, member: AllocationMember) -> int:
+        """Commands that lead a session of their own with this allocation in their environment."""
+        found = 0
+        for process in psutil.process_iter():
+            try:
+                mine = process.environ().get("GPUPOOL_ALLOCATION") == str(member.allocation.uid)
+                found += (
+                    mine
+                    and process.status() != psutil.STATUS_ZOMBIE
+                    and os.getpgid(process.pid) == process.pid
+                )
+            except (psutil.Error, ProcessLookupError):
+                continue
+        return found
+
+    def finish(self, member: AllocationMember, code: int = 0) -> None:
+        path = self._file(member.allocation.request.uid)
+        path.with_suffix(".half").write_text(str(code))
+        os.rename(path.with_suffix(".half"), path)
+
+    def away(self) -> None:
+        self.agent.end(signal.SIGKILL)
+        Node.objects.update(last_heartbeat_at=now() - timedelta(minutes=1))
+
+    def back(self) -> None:
+        self.agent.start()
+        wait_for(lambda: self.executor.ready(node=Node.objects.get()))
+
+    def restart(self) -> None:
+        self.agent.end(signal.SIGKILL)
+        self.agent.start()
+
+    def drive(self) -> None:
+        execution_reconcile()
+
+
+class TestAgent(Conformance):
+    @pytest.fixture
+    def rig(self, online: Process, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentRig]:
+        folder = tmp_path_factory.mktemp("ends")
+        for one in (folder, *folder.parents):
+            if os.stat(one).st_uid == os.getuid() and not os.stat(one).st_mode & 0o001:
+                os.chmod(one, os.stat(one).st_mode | 0o011)
+        with patch("pool.tasks.start_allocation.apply_async"):  # starts are ordered by the tests alone
+            yield AgentRig(online, folder)
