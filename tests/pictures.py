@@ -1,7 +1,7 @@
 """The pictures of README's tour, made anew: `python -m tests.pictures http://127.0.0.1:8000 PASSWORD [NAME …]`.
 
 It signs in to a running demo (`manage.py up --demo`, once its history is filled in) with the password that it printed
-and writes `docs/pictures/*.png`: 1200 pixels wide, 64 colours, some 50 kB each.
+and writes `docs/pictures/*.png`: 1200 pixels wide, 128 colours, some 60 kB each.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import io
 import re
 import sys
 from collections.abc import Callable
+from datetime import date, timedelta
 from pathlib import Path
 
 from PIL import Image
@@ -18,7 +19,7 @@ from playwright.sync_api import Browser, Page
 from tests.chromium import browsing
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "pictures"
-WIDTH, COLOURS = 1200, 64
+WIDTH, COLOURS = 1200, 128
 SETTLED_MS = 15_000
 """Live lines and charts have drawn some seconds by then."""
 
@@ -104,8 +105,9 @@ def lease(demo: Demo) -> None:
 
 
 def month(demo: Demo) -> None:
-    """The present month for finance."""
-    demo.picture("month", "sun.mei", "/months/", 1020)
+    """The last whole month for finance."""
+    last = date.today().replace(day=1) - timedelta(days=1)
+    demo.picture("month", "sun.mei", f"/months/?month={last:%Y-%m}", 1020)
 
 
 PICTURES = {made.__name__: made for made in (request, why, approvals, wall, lease, month)}

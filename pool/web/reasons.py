@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from django.utils.formats import date_format
-from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from portal.kernel.units import from_ms
+from portal.web import formats
 
 Figures = Mapping[str, Any]
 
@@ -101,12 +100,7 @@ def _outlook(f: Figures) -> list[tuple[str, str]]:
     if f.get("may_use_milli") is not None:
         rows.append((_("The department may still use"), _("%(n)s GPU") % {"n": _gpus(f["may_use_milli"])}))
     if f.get("next_release_at") is not None:
-        rows.append(
-            (
-                _("Next release"),
-                date_format(localtime(from_ms(f["next_release_at"])), "SHORT_DATETIME_FORMAT"),
-            )
-        )
+        rows.append((_("Next release"), formats.moment(from_ms(f["next_release_at"]))))
     return rows
 
 

@@ -181,7 +181,7 @@ class Lines extends Cells {
     const single = cells.length === 1;
     const axis = { stroke: ink, font, grid: { stroke: line, width: 1 }, ticks: { show: false } };
     return {
-      width: box.clientWidth || 300, height: box.clientHeight || 128, padding: [6, 4, 0, 0],
+      width: box.clientWidth || 300, height: box.clientHeight || 128, padding: [6, 18, 0, 0],  // right: half a label of the time axis
       tzDate: (ts) => UPlot.tzDate(new Date(ts * 1000), zone() ?? 'UTC'),
       cursor: { show: true, drag: { x: false, y: false }, points: { size: 5 } }, legend: { show: false },
       scales: { x: { time: true }, y: { range: typeof range === 'function' ? range : () => range } },
