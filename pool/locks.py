@@ -32,16 +32,27 @@ def lock_wait_limit(milliseconds: int = WAIT_MS) -> None:
 
 def allocation_lock(allocation_id: int) -> Allocation:
     """Lock one allocation."""
+    row = allocations_lock([allocation_id]).get(allocation_id)
+    if row is None:
+        raise allocation_unknown()
+    return row
+
+
+def allocation_unknown() -> NotFound:
+    """The error of an allocation that is not there."""
+    return NotFound(code="allocation_unknown", detail=_("There is no such allocation."))
+
+
+def allocations_lock(allocation_ids: Iterable[int]) -> dict[int, Allocation]:
+    """Lock allocations by id; returns those that exist."""
     _in_transaction()
-    row = (
+    rows = (
         Allocation.objects.select_for_update(of=("self",), no_key=True)
         .select_related("holder", "department", "flavour", "request")
-        .filter(pk=allocation_id)
-        .first()
+        .filter(pk__in=sorted(set(allocation_ids)))
+        .order_by("pk")
     )
-    if row is None:
-        raise NotFound(code="allocation_unknown", detail=_("There is no such allocation."))
-    return row
+    return {row.pk: row for row in rows}
 
 
 def gpus_lock(gpu_ids: Iterable[int]) -> dict[int, Gpu]:

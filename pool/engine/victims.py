@@ -45,12 +45,19 @@ class Candidate:
         return self.key[1]
 
     def release(self, world: World) -> None:
+        """Free its places, and what it is charged."""
+        for member in self.members:
+            world.state.give_back(member)
+        self.uncharge(world)
+
+    def uncharge(self, world: World) -> None:
+        """Take back only what it is charged."""
         if self.running is not None:
-            world.release(self.running, self.members if self.numbers else None)
+            one = self.running
+            charges = world.charges_of(one, self.members if self.numbers else None)
+            world.uncharge(one.department_id, charges, one.interruptible)
         elif self.placed is not None:
             request = self.placed.request
-            for member in self.members:
-                world.state.give_back(member)
             charges = world.charges(request, self.placed.need)
             world.uncharge(request.department_id, charges, request.interruptible)
 
@@ -187,10 +194,13 @@ class Search:
     def find(self, line: Iterable[Candidate]) -> Found | None:
         """The smallest sufficient set from the front of a line; the world is left as it was."""
         self.round.searches += 1
+        found = self._at_once()
+        if found is not None:
+            return found
         offered = iter(line)
         ground = None if self.request.parts else Ground(self.round.world, self.request, self.need)
         taken: list[Candidate] = []
-        look_at, found = 1, None
+        look_at = 1
         while found is None:
             one = next(offered, None)
             if one is not None:
@@ -209,8 +219,15 @@ class Search:
             return self._fewer(found, [*taken, *islice(offered, LOOK_FURTHER)])
         return found
 
+    def _at_once(self) -> Found | None:
+        """The answer where what is ending anyway is enough: nobody needs be asked."""
+        members = self._fits()
+        return None if members is None else Found((), self.request, self.need, members)
+
     def _look(self, taken: Sequence[Candidate], ground: Ground | None) -> Found | None:
         """Who of those taken so far must go: first those on the nodes with room, else the first few of all."""
+        if not self._quota_fits(taken):
+            return None
         if ground is not None:
             standing = [one for one in taken if ground.stands_on(one.members)]
             members = self.without(standing)
@@ -255,7 +272,17 @@ class Search:
             lacking -= one.charge
         return chosen
 
+    def _quota_fits(self, victims: Sequence[Candidate]) -> bool:
+        """Whether the request may be charged once these are gone: far cheaper to know than a place, and what most
+        searches fail on."""
+        world = self.round.world
+        with world.what_if():
+            for one in victims:
+                one.uncharge(world)
+            return world.fits_quota(self.request, self.need)
+
     def _fits(self) -> tuple[Member, ...] | None:
+        """Where the request goes as the world is now."""
         world = self.round.world
         if not world.fits_quota(self.request, self.need):
             return None
@@ -267,6 +294,8 @@ class Search:
     def without(self, victims: Sequence[Candidate]) -> tuple[Member, ...] | None:
         """Where the request goes once these are gone; None where that is not enough."""
         world = self.round.world
+        if not self._quota_fits(victims):
+            return None
         with world.what_if():
             for one in victims:
                 one.release(world)

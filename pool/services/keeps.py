@@ -6,7 +6,7 @@ memory) is the snapshot's to respect.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -50,15 +50,49 @@ def keep_place(
             return before
         if before is not None:
             _end(before, End.REPLACED)
-        made = KeptPlace.objects.create(
-            request_id=keep.request_id, moving=moving, cycle=cycle, members=members, until=until
+        (made,) = _make([(keep, until)], cycle, moving)
+    return made
+
+
+def keep_places(
+    *, keeps: Sequence[tuple[Kept, datetime]], cycle: SchedulerCycle | None = None
+) -> list[KeptPlace]:
+    """The same for many requests, each with the moment that it lasts to at least; mostly nothing is kept for them
+    yet, which takes a few statements for all.
+    """
+    wanted = [keep.request_id for keep, _ in keeps]
+    known = set(
+        KeptPlace.objects.filter(request_id__in=wanted, ended_at=None).values_list("request_id", flat=True)
+    )
+    made = [
+        keep_place(keep=keep, cycle=cycle, not_before=until)
+        for keep, until in keeps
+        if keep.request_id in known
+    ]
+    fresh = [(keep, max(from_ms(keep.until), until)) for keep, until in keeps if keep.request_id not in known]
+    return made + _make(fresh, cycle)
+
+
+def _make(
+    keeps: Sequence[tuple[Kept, datetime]], cycle: SchedulerCycle | None, moving: Allocation | None = None
+) -> list[KeptPlace]:
+    made = KeptPlace.objects.bulk_create(
+        KeptPlace(
+            request_id=keep.request_id,
+            moving=moving,
+            cycle=cycle,
+            members=[member_json(member) for member in keep.members],
+            until=until,
         )
-        KeptSpan.objects.bulk_create(
-            KeptSpan(kept=made, gpu_id=take.gpu_id, span=NumericRange(low, high))
-            for member in keep.members
-            for take in member.takes
-            for low, high in take.spans
-        )
+        for keep, until in keeps
+    )
+    KeptSpan.objects.bulk_create(
+        KeptSpan(kept=row, gpu_id=take.gpu_id, span=NumericRange(low, high))
+        for row, (keep, _) in zip(made, keeps, strict=True)
+        for member in keep.members
+        for take in member.takes
+        for low, high in take.spans
+    )
     return made
 
 

@@ -8,14 +8,16 @@ nothing: the sweep finds what is due. What is not stopped yet can be withdrawn.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from django.db import transaction
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
-from pool.engine.ladder import NO_HOOK, CaseFacts, hook_of, next_act, times
+from pool.engine.ladder import NO_HOOK, CaseFacts, Rules, hook_of, next_act, times
 from pool.locks import allocation_lock
 from pool.models import (
     AgentCommand,
@@ -23,6 +25,7 @@ from pool.models import (
     AllocationEvent,
     MaintenanceWindow,
     ReclaimCase,
+    ReclaimRuleSet,
     SchedulerCycle,
 )
 from pool.services import hooks, stopping
@@ -30,13 +33,16 @@ from pool.services.keeps import MARGIN, keep_extend
 from pool.services.reclaim_rules import rules_active
 from pool.services.shrinking import members_stop
 from pool.transitions import LIVE, WITHDRAWABLE, climb
+from portal.kernel.bulk import rows_copy
 from portal.kernel.clock import now
 from portal.kernel.errors import Conflict, Invalid
 from portal.kernel.models import advance
 from portal.kernel.units import from_ms, to_ms
 from portal.ops.actor import Actor, system
-from portal.ops.outbox import outbox_add
+from portal.ops.models import AuditEvent
+from portal.ops.outbox import outbox_add, outbox_add_many
 from portal.ops.services import audit_record
+from portal.ops.services.audit import audit_record_many, audit_row
 from quotas.models import CapacityRequest
 
 RULES = system("rules")
@@ -45,6 +51,23 @@ SWEEP_LIMIT = 2000
 
 
 # -- begin ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What is to be taken back (an allocation whose row the caller holds), why, and with how much time."""
+
+    allocation: Allocation
+    cause: str
+    rule: str
+    grace_s: int = 0
+    reason: str = ""
+    figures: Mapping[str, Any] | None = None
+    for_request_id: int | None = None
+    cycle: SchedulerCycle | None = None
+    window: MaintenanceWindow | None = None
+    members: Sequence[int] = ()
+    """Ranks of a gang that are taken alone."""
 
 
 def case_begin(
@@ -56,77 +79,114 @@ def case_begin(
     grace_s: int = 0,
     reason: str = "",
     figures: Mapping[str, Any] | None = None,
-    for_request_id: int | None = None,
-    cycle: SchedulerCycle | None = None,
     window: MaintenanceWindow | None = None,
-    members: Sequence[int] = (),
 ) -> ReclaimCase:
     """Give notice: the work is stopped after ``grace_s`` and not before its checkpoint hook had its time.
 
-    A case that is open already goes on; the earlier stop wins, with its cause. ``members`` names ranks of a
-    gang that are taken alone. Conflict `wrong_state` where it is ending, `promised_already` where its places
-    are promised to another request (one preemptor per victim). What is due at once is done after commit.
+    A case that is open already goes on; the earlier stop wins, with its cause. Conflict `wrong_state` where it is
+    ending. What is due at once is done after commit.
     """
     if cause not in Cause.values:
         raise Invalid.field("cause", _("There is no such cause."))
-    at = now()
-    row, rules = rules_active()
     with transaction.atomic():
-        allocation = allocation_lock(allocation_id)
-        if allocation.state not in LIVE:
-            raise Conflict(code="wrong_state", detail=_("It is ending already."))
-        runs = allocation.state == Allocation.State.RUNNING
-        hook = hook_of(allocation.request.checkpoint, rules) if runs else NO_HOOK
-        # Work that did not begin has nothing to lose: who needs its place does not wait for it.
-        grace = 0 if cause == Cause.PREEMPTED and not runs else max(0, grace_s)
-        planned = times(at=to_ms(at), grace_s=grace, hook=hook)
-        fields: dict[str, Any] = {
-            "cause": cause,
-            "rule": rule[:64],
-            "figures": dict(figures or {}),
-            "text": reason,
-            "by_name": acting_user.name,
-            "rules": row,
-            "cycle": cycle,
-            "window": window,
-            "members": sorted(members),
-            "requeue": cause in stopping.BACK_IN_LINE,
-            "noticed_at": at,
-            "grace_until": from_ms(planned.stop_at),
-            "hook": hook.kind,
-            "hook_at": from_ms(planned.hook_at) if hook.kind else None,
-        }
-        case = stopping.case_open(allocation)
-        if case is None:
-            case = ReclaimCase.objects.create(allocation=allocation, for_request_id=for_request_id, **fields)
-        elif not _joined(case, for_request_id, fields):
-            return case
-        _tell_notice(acting_user, allocation, case, reason)
-        pk = case.pk
-        if for_request_id is None:
-            transaction.on_commit(lambda: case_step(case_id=pk), robust=True)
-        else:  # a cycle takes back many: what each needs at once is a worker's to do
-            transaction.on_commit(lambda: _step_soon(pk), robust=True)
+        notice = Notice(allocation_lock(allocation_id), cause, rule, grace_s, reason, figures, window=window)
+        (case,) = cases_begin(acting_user=acting_user, notices=[notice])
+        transaction.on_commit(lambda: case_step(case_id=case.pk), robust=True)
     return case
 
 
+def cases_begin(*, acting_user: Actor, notices: Sequence[Notice]) -> list[ReclaimCase]:
+    """Give notice of many at once, in the caller's transaction and by a few statements; a case each, in the same
+    order. Conflict, and nothing written, as `notice_judge` says.
+    """
+    at, (row, rules) = now(), rules_active()
+    known = cases_open([one.allocation.pk for one in notices])
+    cases: list[ReclaimCase] = []
+    for one in notices:
+        notice_judge(one, known.get(one.allocation.pk))
+    made: list[ReclaimCase] = []
+    told: list[tuple[Notice, ReclaimCase]] = []
+    for one in notices:
+        case, fields = known.get(one.allocation.pk), _fields(one, acting_user, at, row, rules)
+        if case is None:
+            case = ReclaimCase(allocation=one.allocation, for_request_id=one.for_request_id, **fields)
+            made.append(case)
+            known[one.allocation.pk] = case
+        elif case.pk is None or not _joined(case, one, fields):
+            cases.append(case)
+            continue
+        cases.append(case)
+        told.append((one, case))
+    ReclaimCase.objects.bulk_create(made)
+    _tell_notices(acting_user, told)
+    for one, case in told:
+        # A cycle takes back many: what each needs at once is a worker's to do.
+        if one.for_request_id is not None and next_act(_facts(case), to_ms(at)) is not None:
+            transaction.on_commit(partial(_step_soon, case.pk), robust=True)
+    return cases
+
+
+def cases_open(allocation_ids: Sequence[int]) -> dict[int, ReclaimCase]:
+    """Open cases by allocation."""
+    rows = ReclaimCase.objects.filter(allocation_id__in=allocation_ids, closed_at=None)
+    return {case.allocation_id: case for case in rows}
+
+
+def notice_judge(notice: Notice, case: ReclaimCase | None) -> None:
+    """Conflict `wrong_state` where the work is ending, `promised_already` where its places are promised to another
+    request by its open case (one preemptor per victim).
+    """
+    if notice.allocation.state not in LIVE:
+        raise Conflict(code="wrong_state", detail=_("It is ending already."))
+    if case is None or notice.for_request_id is None:
+        return
+    if case.for_request_id not in (None, notice.for_request_id):
+        raise promised_already()
+
+
+def promised_already() -> Conflict:
+    """One preemptor per victim: somebody else is to have its places."""
+    return Conflict(code="promised_already", detail=_("Its places are promised to another request already."))
+
+
+def _fields(
+    notice: Notice, actor: Actor, at: datetime, row: ReclaimRuleSet | None, rules: Rules
+) -> dict[str, Any]:
+    allocation = notice.allocation
+    runs = allocation.state == Allocation.State.RUNNING
+    hook = hook_of(allocation.request.checkpoint, rules) if runs else NO_HOOK
+    # Work that did not begin has nothing to lose: who needs its place does not wait for it.
+    grace = 0 if notice.cause == Cause.PREEMPTED and not runs else max(0, notice.grace_s)
+    planned = times(at=to_ms(at), grace_s=grace, hook=hook)
+    return {
+        "cause": notice.cause,
+        "rule": notice.rule[:64],
+        "figures": dict(notice.figures or {}),
+        "text": notice.reason,
+        "by_name": actor.name,
+        "rules": row,
+        "cycle": notice.cycle,
+        "window": notice.window,
+        "members": sorted(notice.members),
+        "requeue": notice.cause in stopping.BACK_IN_LINE,
+        "noticed_at": at,
+        "grace_until": from_ms(planned.stop_at),
+        "hook": hook.kind,
+        "hook_at": from_ms(planned.hook_at) if hook.kind else None,
+    }
+
+
 def _step_soon(case_id: int) -> None:
-    """Have a worker take the next step; a lost message costs seconds: the sweep finds what is due."""
+    """Have a worker take the next step now; a lost message costs seconds: the sweep finds what is due."""
     from pool.tasks import step_case
 
     step_case.apply_async((case_id,), retry=False)
 
 
-def _joined(case: ReclaimCase, for_request_id: int | None, fields: dict[str, Any]) -> bool:
+def _joined(case: ReclaimCase, notice: Notice, fields: dict[str, Any]) -> bool:
     """Whether an open case took over the new fields: only where all of it is stopped sooner by them."""
-    if for_request_id is not None and case.for_request_id not in (None, for_request_id):
-        raise Conflict(
-            code="promised_already",
-            detail=_("Its places are promised to another request already."),
-            extra={"case": str(case.uid)},
-        )
     if (
-        fields["members"]
+        notice.members
         or case.step not in WITHDRAWABLE
         or (case.grace_until and case.grace_until <= fields["grace_until"])
     ):
@@ -134,48 +194,59 @@ def _joined(case: ReclaimCase, for_request_id: int | None, fields: dict[str, Any
     if case.step == Step.CHECKPOINT:  # its hook was called: only the stop moves
         fields = {name: value for name, value in fields.items() if name not in ("hook", "hook_at")}
     advance(
-        ReclaimCase.objects.filter(pk=case.pk), for_request_id=for_request_id or case.for_request_id, **fields
+        ReclaimCase.objects.filter(pk=case.pk),
+        for_request_id=notice.for_request_id or case.for_request_id,
+        **fields,
     )
     case.refresh_from_db()
     return True
 
 
-def _tell_notice(actor: Actor, allocation: Allocation, case: ReclaimCase, reason: str) -> None:
-    assert case.grace_until is not None and case.noticed_at is not None
-    facts = {
-        "cause": case.cause,
-        "rule": case.rule,
-        "grace_until": case.grace_until.isoformat(),
-        "figures": case.figures,
-        "members": case.members,
-    }
-    AllocationEvent.objects.create(
-        allocation=allocation,
-        at=case.noticed_at,
-        kind="reclaim_notice",
-        actor_name=actor.name,
-        facts=facts,
-        text=reason,
-    )
-    audit_record(
-        acting_user=actor,
-        action="allocation.reclaim_noticed",
-        subject=allocation,
-        after=facts,
-        reason=reason,
-    )
-    if case.cause != Cause.RELEASED:  # who gives back needs no warning
-        outbox_add(
-            "pool.allocation_reclaim",
-            {
+def _tell_notices(actor: Actor, told: Sequence[tuple[Notice, ReclaimCase]]) -> None:
+    events: list[AllocationEvent] = []
+    audits: list[AuditEvent] = []
+    news: list[tuple[str, dict[str, Any], str]] = []
+    for notice, case in told:
+        assert case.grace_until is not None and case.noticed_at is not None
+        allocation, reason = notice.allocation, notice.reason
+        facts = {
+            "cause": case.cause,
+            "rule": case.rule,
+            "grace_until": case.grace_until.isoformat(),
+            "figures": case.figures,
+            "members": case.members,
+        }
+        events.append(
+            AllocationEvent(
+                allocation=allocation,
+                at=case.noticed_at,
+                kind="reclaim_notice",
+                actor_name=actor.name,
+                facts=facts,
+                text=reason,
+            )
+        )
+        audits.append(
+            audit_row(
+                acting_user=actor,
+                action="allocation.reclaim_noticed",
+                subject=allocation,
+                after=facts,
+                reason=reason,
+            )
+        )
+        if case.cause != Cause.RELEASED:  # who gives back needs no warning
+            payload = {
                 "allocation": str(allocation.uid),
                 "case": str(case.uid),
                 "holder_id": allocation.holder_id,
                 "reason": reason,
                 **facts,
-            },
-            key=allocation.ref,
-        )
+            }
+            news.append(("pool.allocation_reclaim", payload, allocation.ref))
+    rows_copy(events)
+    audit_record_many(audits)
+    outbox_add_many(news)
 
 
 def take_back(

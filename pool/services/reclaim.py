@@ -1,24 +1,27 @@
 """Carrying out what a plan takes back: evictions with the places they free, moves, new layouts of cards.
 
 The evictions of one request stand or fall together: either all its victims can be taken and its places be kept,
-or nothing is done and the next cycle decides anew. Locks: allocations by id, then nothing else of them.
+or nothing is done and the next cycle decides anew. Those of all requests are judged under the same locks and written
+by a few statements. Locks: requests by id, then allocations by id, then nothing else of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
 
 import structlog
 from django.db import DatabaseError, IntegrityError, transaction
 from django.utils.translation import gettext_lazy as _
 
 from pool.engine.model import Evict, Kept, Move, Plan
-from pool.locks import allocation_lock, lock_wait_limit
+from pool.locks import allocation_unknown, allocations_lock, lock_wait_limit
 from pool.models import Allocation, ReclaimCase, SchedulerCycle
 from pool.selectors.reclaim import Modes, evictions_by_request
-from pool.services.keeps import MARGIN, keep_place, keeps_settle
-from pool.services.ladder import case_begin
+from pool.services.keeps import MARGIN, keep_place, keep_places, keeps_settle
+from pool.services.ladder import Notice, cases_begin, cases_open, notice_judge, promised_already
 from pool.services.layouts import layout_ask
 from pool.services.modes import advice_note
 from pool.services.reclaim_rules import rules_active
@@ -28,7 +31,7 @@ from portal.kernel.units import to_ms
 from portal.ops.actor import Actor, system
 from portal.ops.services import incident_open
 from quotas.models import CapacityRequest
-from quotas.services.locks import request_lock
+from quotas.services.lifecycle_batch import requests_lock
 
 log = structlog.get_logger(__name__)
 SCHEDULER = system("scheduler")
@@ -44,10 +47,22 @@ class Evicted:
     refusal: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All that one request takes back, and the places that it is for."""
+
+    evicts: Sequence[Evict]
+    keep: Kept | None
+
+    @property
+    def request_id(self) -> int:
+        return self.evicts[0].for_request_id
+
+
 def plan_reclaim_apply(
     *, plan: Plan, cycle: SchedulerCycle | None = None, acting_user: Actor = SCHEDULER
 ) -> list[Evicted]:
-    """Carry out all that a plan takes back, request by request, and note what modes spared."""
+    """Carry out all that a plan takes back, and note what modes spared."""
     if plan.keeps:
         keeps_settle()
     keeps = {keep.request_id: keep for keep in plan.keeps}
@@ -55,12 +70,8 @@ def plan_reclaim_apply(
     for evict in plan.evicts:
         groups.setdefault(evict.for_request_id, []).append(evict)
     modes = Modes.load() if groups or plan.moves or plan.spared else None
-    answers = [
-        evictions_apply(
-            evicts=group, keep=keeps.get(request_id), cycle=cycle, acting_user=acting_user, modes=modes
-        )
-        for request_id, group in groups.items()
-    ]
+    wanted = [Group(evicts, keeps.get(request_id)) for request_id, evicts in groups.items()]
+    answers = groups_apply(groups=wanted, cycle=cycle, acting_user=acting_user, modes=modes)
     answers += [
         move_apply(move=move, cycle=cycle, acting_user=acting_user, modes=modes) for move in plan.moves
     ]
@@ -74,6 +85,47 @@ def plan_reclaim_apply(
     return answers
 
 
+def groups_apply(
+    *,
+    groups: Sequence[Group],
+    cycle: SchedulerCycle | None = None,
+    acting_user: Actor = SCHEDULER,
+    modes: Modes | None = None,
+) -> list[Evicted]:
+    """Begin the ladder for all victims of each request and keep its places; of no request anything is half done.
+
+    ``modes``: those of the departments, where the caller has read them after the plan was made.
+    One transaction for all. Refused (by code) is a request that waits no more, or one of whose victims ended, is not
+    interruptible, is promised to another request or spared by its department's mode. Where the database refuses (a
+    place is kept for somebody else, a lock did not come in time), each is tried by itself.
+    """
+    if not groups:
+        return []
+    try:
+        with transaction.atomic():
+            answers, spared = _evict(groups, cycle, acting_user, modes)
+            for one in spared:
+                advice_note(
+                    allocation_id=one.evict.allocation_id,
+                    cause=ReclaimCase.Cause.PREEMPTED,
+                    rule=one.evict.rule,
+                    mode=one.mode,
+                    figures=one.evict.figures,
+                    for_request_id=one.evict.for_request_id,
+                )
+    except DatabaseError as error:
+        if len(groups) == 1:
+            return [_refused(groups[0].request_id, _code(error))]
+        log.warning("evictions_refused", error=type(error).__name__, requests=len(groups))
+        return [
+            answer
+            for group in groups
+            for answer in groups_apply(groups=[group], cycle=cycle, acting_user=acting_user, modes=modes)
+        ]
+    _alert_of_thrashing([case for answer in answers for case in answer.cases])
+    return answers
+
+
 def evictions_apply(
     *,
     evicts: Sequence[Evict],
@@ -82,35 +134,17 @@ def evictions_apply(
     acting_user: Actor = SCHEDULER,
     modes: Modes | None = None,
 ) -> Evicted:
-    """Begin the ladder for all victims of one request and keep its places; nothing is half done.
+    """The same for one request."""
+    group = Group(evicts, keep)
+    return groups_apply(groups=[group], cycle=cycle, acting_user=acting_user, modes=modes)[0]
 
-    ``modes``: those of the departments, where the caller has read them after the plan was made.
-    Refused (by code) where the request waits no more, a victim ended, is not interruptible, is promised to
-    another request or spared by its department's mode, or a place is kept for somebody else.
-    """
-    request_id = evicts[0].for_request_id
-    try:
-        with transaction.atomic():
-            cases = _evict(evicts, keep, cycle, acting_user, modes)
-    except _Spared as spared:
-        advice_note(
-            allocation_id=spared.evict.allocation_id,
-            cause=ReclaimCase.Cause.PREEMPTED,
-            rule=spared.evict.rule,
-            mode=spared.mode,
-            figures=spared.evict.figures,
-            for_request_id=request_id,
-        )
-        return Evicted(request_id, refusal="spared")
-    except DomainError as error:
-        return _refused(request_id, error.code)
-    except IntegrityError as error:
+
+def _code(error: DatabaseError) -> str:
+    """What to call a refusal of the database; a lock that did not come in time: the next cycle tries again."""
+    if isinstance(error, IntegrityError):
         diag = getattr(error.__cause__, "diag", None)
-        return _refused(request_id, str(getattr(diag, "constraint_name", "") or "constraint"))
-    except DatabaseError as error:  # a lock that did not come in time: the next cycle tries again
-        return _refused(request_id, f"database_{type(error).__name__.lower()}")
-    _alert_of_thrashing(cases)
-    return Evicted(request_id, tuple(cases))
+        return str(getattr(diag, "constraint_name", "") or "constraint")
+    return f"database_{type(error).__name__.lower()}"
 
 
 class _Spared(Exception):
@@ -125,45 +159,81 @@ def _refused(request_id: int, code: str) -> Evicted:
 
 
 def _evict(
-    evicts: Sequence[Evict],
-    keep: Kept | None,
-    cycle: SchedulerCycle | None,
-    actor: Actor,
-    modes: Modes | None,
-) -> list[ReclaimCase]:
+    groups: Sequence[Group], cycle: SchedulerCycle | None, actor: Actor, modes: Modes | None
+) -> tuple[list[Evicted], list[_Spared]]:
+    """Judge each request's evictions under the locks, then write those that hold; what modes spared beside."""
     lock_wait_limit()
-    _waiting(evicts[0].for_request_id)
+    requests = requests_lock({group.request_id for group in groups})
+    allocations = allocations_lock(evict.allocation_id for group in groups for evict in group.evicts)
     modes, grace_s = modes or Modes.load(), rules_active()[1].grace_preempted_s
-    cases: list[ReclaimCase] = []
-    for evict in sorted(evicts, key=lambda one: one.allocation_id):
-        allocation = allocation_lock(evict.allocation_id)
-        mode = modes.spares(allocation.department_id, allocation.request_id)
-        if mode is not None:
-            raise _Spared(evict, mode)
-        if not allocation.interruptible:
-            raise Conflict(code="not_interruptible", detail=_("It may not be interrupted."))
-        cases.append(
-            case_begin(
-                acting_user=actor,
-                allocation_id=allocation.pk,
-                cause=ReclaimCase.Cause.PREEMPTED,
-                rule=evict.rule,
-                grace_s=grace_s,
-                figures={"kind": evict.cause, **evict.figures},
-                for_request_id=evict.for_request_id,
-                cycle=cycle,
-                members=evict.members,
-            )
-        )
-    if keep is not None:
-        last = max(case.grace_until for case in cases if case.grace_until is not None)
-        keep_place(keep=keep, cycle=cycle, not_before=last + MARGIN)
-    return cases
+    known = cases_open(list(allocations))
+    promised: dict[int, int] = {}
+    answers: dict[int, Evicted] = {}
+    spared: list[_Spared] = []
+    held: list[tuple[Group, list[Notice]]] = []
+    for group in groups:
+        try:
+            _waiting(requests.get(group.request_id))
+            notices = [
+                _judge(group, evict, allocations, known, modes, grace_s, cycle)
+                for evict in sorted(group.evicts, key=lambda one: one.allocation_id)
+            ]
+            if any(promised.get(one.allocation.pk, group.request_id) != group.request_id for one in notices):
+                raise promised_already()
+        except _Spared as one:
+            spared.append(one)
+            answers[group.request_id] = _refused(group.request_id, "spared")
+        except DomainError as error:
+            answers[group.request_id] = _refused(group.request_id, error.code)
+        else:
+            promised |= {one.allocation.pk: group.request_id for one in notices}
+            held.append((group, notices))
+    cases = iter(cases_begin(acting_user=actor, notices=[one for _, notices in held for one in notices]))
+    keeps: list[tuple[Kept, datetime]] = []
+    for group, notices in held:
+        mine = tuple(islice(cases, len(notices)))
+        answers[group.request_id] = Evicted(group.request_id, mine)
+        if group.keep is not None:
+            last = max(case.grace_until for case in mine if case.grace_until is not None)
+            keeps.append((group.keep, last + MARGIN))
+    keep_places(keeps=keeps, cycle=cycle)
+    return [answers[group.request_id] for group in groups], spared
 
 
-def _waiting(request_id: int) -> None:
-    request = request_lock(request_id)
-    if request.state != CapacityRequest.State.QUEUED:
+def _judge(
+    group: Group,
+    evict: Evict,
+    allocations: Mapping[int, Allocation],
+    known: Mapping[int, ReclaimCase],
+    modes: Modes,
+    grace_s: int,
+    cycle: SchedulerCycle | None,
+) -> Notice:
+    """The notice of one victim; DomainError where it cannot be taken, _Spared where its mode spares it."""
+    allocation = allocations.get(evict.allocation_id)
+    if allocation is None:
+        raise allocation_unknown()
+    mode = modes.spares(allocation.department_id, allocation.request_id)
+    if mode is not None:
+        raise _Spared(evict, mode)
+    if not allocation.interruptible:
+        raise Conflict(code="not_interruptible", detail=_("It may not be interrupted."))
+    notice = Notice(
+        allocation,
+        ReclaimCase.Cause.PREEMPTED,
+        evict.rule,
+        grace_s,
+        figures={"kind": evict.cause, **evict.figures},
+        for_request_id=group.request_id,
+        cycle=cycle,
+        members=evict.members,
+    )
+    notice_judge(notice, known.get(allocation.pk))
+    return notice
+
+
+def _waiting(request: CapacityRequest | None) -> None:
+    if request is None or request.state != CapacityRequest.State.QUEUED:
         raise Conflict(code="requester_left", detail=_("The request that wanted the places waits no more."))
 
 
@@ -180,26 +250,21 @@ def move_apply(
     )
     try:
         with transaction.atomic():
-            cases = _evict([evict], None, cycle, acting_user, modes)
-            allocation = Allocation.objects.get(pk=move.allocation_id)
-            until = (cases[0].grace_until or now()) + MARGIN
-            keep_place(
-                keep=Kept(allocation.request_id, move.members, to_ms(until)), cycle=cycle, moving=allocation
-            )
-    except _Spared:
-        return _refused(move.for_request_id, "spared")
-    except DomainError as error:
-        return _refused(move.for_request_id, error.code)
+            (answer,), _spared = _evict([Group([evict], None)], cycle, acting_user, modes)
+            for case in answer.cases:
+                until = (case.grace_until or now()) + MARGIN
+                keep = Kept(case.allocation.request_id, move.members, to_ms(until))
+                keep_place(keep=keep, cycle=cycle, moving=case.allocation)
     except DatabaseError as error:
-        return _refused(move.for_request_id, f"database_{type(error).__name__.lower()}")
-    return Evicted(move.for_request_id, tuple(cases))
+        return _refused(move.for_request_id, _code(error))
+    return answer
 
 
 def _keep_for_moves(keep: Kept, cycle: SchedulerCycle | None) -> None:
     """The places that moves free for a blocked request; where they cannot be kept the next cycle decides anew."""
     try:
         with transaction.atomic():
-            _waiting(keep.request_id)
+            _waiting(requests_lock([keep.request_id]).get(keep.request_id))
             keep_place(keep=keep, cycle=cycle)
     except (DomainError, DatabaseError) as error:
         log.info("keep_refused", request=keep.request_id, error=repr(error)[:200])

@@ -4,7 +4,7 @@ the last decision.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pool.engine import decide as module
+from pool.engine import preempt, reclaim
 from pool.engine.allocate import Allocate
 from pool.engine.decide import decide
 from pool.engine.mix import learn
 from pool.engine.model import Plan, Policy, Running, Snapshot
 from pool.engine.round import Round
+from pool.engine.victims import Candidate, Found, Search
 from pool.engine.world import World
 from quotas.engine.tree import QuotaNode, QuotaTree
 from tests.pool.engine.builders import FLAVOURS, HOUR, NOW, ask, node, pool, quota, run
@@ -74,6 +76,33 @@ def test_requests_of_one_sort_are_judged_together_as_they_would_be_one_by_one(
         patch.setattr(module, "Allocate", OneByOne)
         one_by_one = decide(crowd(snapshot), policy, NOW)
     assert told(together) == told(one_by_one)
+
+
+class Thorough(Search):
+    """A search that looks for a place whatever the quota says, and asks for victims before it sees that none is
+    needed."""
+
+    def _at_once(self) -> Found | None:
+        return None
+
+    def _quota_fits(self, victims: Sequence[Candidate]) -> bool:
+        return True
+
+
+@settings(max_examples=60, deadline=None)
+@given(snapshots() | contested(), st.sampled_from([Policy(), BALANCING]), st.data())
+def test_searches_that_know_early_find_the_same_victims(
+    snapshot: Snapshot, policy: Policy, data: st.DataObject
+) -> None:
+    ending = tuple(
+        replace(one, ending=True) if not data.draw(st.integers(0, 2)) else one for one in snapshot.running
+    )
+    snapshot = replace(snapshot, running=ending)
+    early = decide(snapshot, policy, NOW)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reclaim, "Search", Thorough)
+        patch.setattr(preempt, "Search", Thorough)
+        assert decide(snapshot, policy, NOW) == early
 
 
 def learnt(snapshot: Snapshot) -> Snapshot:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, connection, transaction
+from django.test.utils import CaptureQueriesContext
 
 from pool.engine.model import WHOLE, Evict, Kept, Layout, Member, MinimumRun, Move, Plan, Take
 from pool.models import (
@@ -32,7 +33,7 @@ from pool.services.cycle import schedule_cycle
 from pool.services.keeps import keep_place, keeps_settle
 from pool.services.layouts import layouts_settle
 from pool.services.modes import consent_set, mode_set
-from pool.services.reclaim import evictions_apply, plan_reclaim_apply
+from pool.services.reclaim import Group, evictions_apply, groups_apply, plan_reclaim_apply
 from pool.services.snapshot import snapshot_load
 from portal.accounts.policy import policy_of
 from portal.kernel.errors import Invalid, Refused
@@ -155,6 +156,44 @@ def test_a_place_that_is_kept_for_another_is_not_kept_twice(two):
         with pytest.raises(IntegrityError), transaction.atomic():
             keep_place(keep=kept)
     assert ReclaimCase.objects.filter(allocation=first).count() == 0
+
+
+def test_many_requests_take_back_at_once_and_one_that_cannot_takes_nobody_along(two):
+    _borrower, owner, h800, first, second, ask = two
+    with at(0):
+        other, gone_, third = (pool.queued(owner, h800, 4) for _ in range(3))
+        CapacityRequest.objects.filter(pk=gone_.pk).update(state="withdrawn")
+        groups = [
+            Group([Evict(victim.pk, one.pk, "reclaim", "r", {})], Kept(one.pk, members_of(victim), to_ms(moment(900))))
+            for one, victim in ((ask, first), (gone_, second), (other, second), (third, second))
+        ]  # fmt: skip
+        with CaptureQueriesContext(connection) as told:
+            answers = groups_apply(groups=groups)
+    assert [(one.request_id, one.refusal) for one in answers] == [
+        (ask.pk, ""), (gone_.pk, "requester_left"), (other.pk, ""), (third.pk, "promised_already"),
+    ]  # fmt: skip
+    assert {(case_of(victim).for_request_id, kinds(victim).count("reclaim_notice")) for victim in (first, second)} == {
+        (ask.pk, 1), (other.pk, 1),
+    }  # fmt: skip
+    assert set(KeptPlace.objects.values_list("request_id", flat=True)) == {ask.pk, other.pk}
+    assert KeptSpan.objects.filter(ended_at=None).count() == 8
+    made = [one["sql"].split()[2] for one in told if one["sql"].startswith("INSERT")]
+    assert [made.count(f'"pool_{name}"') for name in ("reclaimcase", "keptplace", "keptspan")] == [1, 1, 1]
+
+
+def test_where_the_database_refuses_one_the_others_still_take_back(two):
+    _borrower, owner, h800, first, second, ask = two
+    with at(0):
+        other = pool.queued(owner, h800, 4)
+        same = members_of(first)
+        groups = [
+            Group([Evict(victim.pk, one.pk, "reclaim", "r", {})], Kept(one.pk, same, to_ms(moment(900))))
+            for one, victim in ((ask, first), (other, second))
+        ]
+        answers = groups_apply(groups=groups)
+    assert [one.refusal for one in answers] == ["", "kept_span_never_twice"]
+    assert ReclaimCase.objects.get().allocation_id == first.pk
+    assert KeptPlace.objects.get().request_id == ask.pk
 
 
 def test_a_keep_lasts_longer_than_the_longest_grace_of_its_victims(two):
