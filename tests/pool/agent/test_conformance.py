@@ -12,6 +12,7 @@ import signal
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 from uuid import uuid4
 
@@ -19,14 +20,15 @@ import psutil
 import pytest
 
 from pool.executors.base import executor_for
-from pool.models import Allocation, AllocationMember, Gpu, Node
+from pool.models import Allocation, AllocationEvent, AllocationMember, Gpu, Node
 from pool.services.cycle import schedule_cycle
 from pool.services.execution import execution_reconcile
 from portal.kernel.clock import now
+from portal.ops.services.outbox import outbox_deliver
 from quotas.models import CapacityRequest
 from tests.pool import builders
 from tests.pool.agent.conftest import Process, wait_for
-from tests.pool.executors.conformance import Conformance, Rig
+from tests.pool.executors.conformance import Conformance, Rig, allocation, state
 from tests.pool.executors.place import only_member
 from tests.quotas import build
 
@@ -50,16 +52,16 @@ class AgentRig(Rig):
         self.who = build.user("lin", self.team, system_account="nobody")
         build.limits(self.team, flavour, 8)
 
-    def member(self, command: str = "sleep 600", gpus: int = 1) -> AllocationMember:
+    def member(self, command: str = "sleep 600", gpus: int = 1, **values: Any) -> AllocationMember:
         uid = uuid4()
         text = CONTROLLED.format(file=self._file(uid)) if command == "sleep 600" else command
-        asked = builders.queued(self.team, self.flavour, gpus, self.who, command=text, uid=uid)
-        return only_member(wait_for(lambda: self._placed(asked)))
+        asked = builders.queued(self.team, self.flavour, gpus, self.who, command=text, uid=uid, **values)
+        return only_member(wait_for(lambda: self.placed(asked)))
 
-    def _placed(self, request: CapacityRequest) -> Allocation | None:
+    def placed(self, request: CapacityRequest) -> Allocation | None:
         """By a cycle of ours, or by one that an agent's report set off in the web process meanwhile."""
         schedule_cycle()
-        return Allocation.objects.filter(request=request).first()
+        return Allocation.objects.filter(request=request).exclude(state="ended").first()
 
     def _file(self, uid: object) -> Path:
         """Where its exit code is put, by the uid of its request."""
@@ -101,12 +103,41 @@ class AgentRig(Rig):
         execution_reconcile()
 
 
+@pytest.fixture
+def rig(online: Process, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentRig]:
+    """A real agent's cluster; the folder of exit codes can be entered by the account that work runs as."""
+    folder = tmp_path_factory.mktemp("ends")
+    for one in (folder, *folder.parents):
+        if os.stat(one).st_uid == os.getuid() and not os.stat(one).st_mode & 0o001:
+            os.chmod(one, os.stat(one).st_mode | 0o011)
+    with patch("pool.tasks.start_allocation.apply_async"):  # starts are ordered by the tests alone
+        yield AgentRig(online, folder)
+
+
 class TestAgent(Conformance):
     @pytest.fixture
-    def rig(self, online: Process, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentRig]:
-        folder = tmp_path_factory.mktemp("ends")
-        for one in (folder, *folder.parents):
-            if os.stat(one).st_uid == os.getuid() and not os.stat(one).st_mode & 0o001:
-                os.chmod(one, os.stat(one).st_mode | 0o011)
-        with patch("pool.tasks.start_allocation.apply_async"):  # starts are ordered by the tests alone
-            yield AgentRig(online, folder)
+    def rig(self, rig: AgentRig) -> AgentRig:
+        return rig
+
+
+def test_an_ill_replica_is_ended_and_another_takes_over_on_a_card_seen_free(rig: AgentRig) -> None:
+    ill = rig.folder / "ill"
+    ill.touch(mode=0o644)
+    rule = {"kind": "command", "command": f"test ! -s {ill}", "every_s": 0.2, "failures": 2}
+    first = rig.member(health=rule, is_service=True, duration_s=None, review_at=now() + timedelta(days=1))
+    assert rig.start(first)
+    healthy = AllocationEvent.objects.filter(allocation=first.allocation_id, kind="health_ok")
+    rig.settle(lambda: bool(outbox_deliver() >= 0 and healthy.exists()))
+    ill.write_text("ill")
+    rig.settle(lambda: allocation(first).state == "ended")
+    gone = allocation(first)
+    assert (gone.error_code, gone.end_rule) == ("unhealthy", "requeue")
+    assert gone.request.state in ("queued", "allocated")  # in line at its old place, or placed again already
+    ill.write_text("")
+    second = only_member(wait_for(lambda: rig.placed(gone.request)))
+    assert rig.start(second)
+    rig.settle(lambda: state(second) == AllocationMember.State.RUNNING)
+    first.refresh_from_db()
+    assert first.seen_free_at is not None
+    assert second.allocation.reserved_at >= first.seen_free_at
+    assert (rig.copies(first), rig.copies(second)) == (0, 1)
