@@ -240,8 +240,11 @@ def _note(job_id: int, values: dict[str, Any]) -> None:
 def exports_sweep() -> dict[str, int]:
     """Take up what dead workers left, drop what has expired; safe at any time."""
     left = ExportJob.objects.filter(state=ExportJob.State.RUNNING, beat_at__lt=now() - DEAD)
-    again = list(left.values_list("pk", flat=True))
-    left.filter(pk__in=again).update(state=ExportJob.State.QUEUED, updated_at=now())
+    again = list(left.values_list("pk", "uid"))
+    for _pk, uid in again:
+        for part in folder().glob(f"{uid}.*.part"):
+            part.unlink(missing_ok=True)
+    left.filter(pk__in=[pk for pk, _uid in again]).update(state=ExportJob.State.QUEUED, updated_at=now())
     waiting = ExportJob.objects.filter(
         state=ExportJob.State.QUEUED, created_at__lt=now() - timedelta(seconds=30)
     )

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
+import os
+import signal
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from unittest import mock
 
 import openpyxl
 import pytest
+from django.db import connections
 from django.test import Client
 from django.urls import reverse
 
@@ -135,6 +139,51 @@ def test_what_a_dead_worker_left_is_taken_up_and_old_files_go(w: World) -> None:
         assert not path_of(job).exists()
     job.refresh_from_db()
     assert job.state == "expired"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_worker_killed_while_it_writes_leaves_nothing_to_download_and_another_makes_the_file(
+    w: World,
+) -> None:
+    fin = person("fin", ("finance", None))
+    client = Client()
+    client.force_login(fin)
+    client.cookies["django_language"] = "en"
+    with set_clock(NOON):
+        job = export_ask(acting_user=Actor(user=fin), kind="lines_machines", params={})
+    connections.close_all()  # neither process may use the other's
+    if (child := os.fork()) == 0:
+        whole = exports.machine_csv
+
+        def half(**given: object) -> Iterator[bytes]:
+            yield next(iter(whole(**given)))  # type: ignore[arg-type]
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        try:
+            with set_clock(NOON), mock.patch.object(exports, "machine_csv", half):
+                export_make(job_id=job.pk)
+        finally:
+            os._exit(1)
+    _pid, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    job.refresh_from_db()
+    assert (job.state, [path.suffix for path in exports.folder().iterdir()]) == ("running", [".part"])
+    address = reverse("monitoring:export-file", args=[job.uid])
+    with set_clock(NOON + timedelta(minutes=4)):
+        assert client.get(address).status_code == 404
+        assert exports_sweep()["again"] == 0, "it may still live"
+        assert not export_make(job_id=job.pk)
+    with set_clock(NOON + timedelta(minutes=6)):
+        with mock.patch.object(exports, "_send") as sent:
+            assert exports_sweep() == {"again": 1, "expired": 0}
+        sent.assert_called_once_with(job.pk)
+        assert list(exports.folder().iterdir()) == []
+        assert client.get(address).status_code == 404
+        assert export_make(job_id=job.pk)
+        found = b"".join(client.get(address).streaming_content)
+    job.refresh_from_db()
+    assert (job.state, job.size, found.count(b"\r\n")) == ("ready", len(found), 1 + job.total)
+    assert [path.name for path in exports.folder().iterdir()] == [path_of(job).name]
 
 
 def test_nonsense_is_refused(w: World) -> None:

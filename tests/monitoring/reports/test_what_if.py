@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from monitoring.models import Scenario, UseDay
@@ -394,3 +396,29 @@ def test_prices_of_their_time_are_taken(w: World) -> None:
     # both cards until 8:00 (1 from 0, 2 from 1 to 4, 3 from 4 to 6, 2 from 6): 15 h at 10; 2 + 5 h at 20
     assert found["a"]["cost"] == found["b"]["cost"] == 150_000_000 + 140_000_000
     assert date(2026, 5, 10).isoformat() in found["a"]["days"]
+
+
+def test_pages_of_what_ifs_stay_within_the_budget(w: World) -> None:
+    """A list of fifty and an answer of sixty departments: at most 15 queries and 60 kB, like every page."""
+    fin = person("fin", ("finance", None))
+    first = played(ask(Actor(user=fin), changes={"nodes": {w.flavour.code: 1}}))
+    for side in ("a", "b"):
+        group = first.result[side]["groups"][0]
+        first.result[side]["groups"] = [group | {"department": f"Organisation / Unit {n}"} for n in range(60)]
+    first.save()
+    Scenario.objects.bulk_create(
+        Scenario(name=f"Later {n}", owner=fin, params=first.params, state="ready", seconds=1)
+        for n in range(60)
+    )
+    client = Client(headers={"accept-encoding": "identity"})
+    client.force_login(fin)
+    wide = []
+    for address in (reverse("monitoring:what-ifs"), reverse("monitoring:what-if", args=[first.uid])):
+        with set_clock(NOW):
+            client.get(address)
+            with CaptureQueriesContext(connection) as queries:
+                page = client.get(address)
+        assert page.status_code == 200
+        if len(queries) > 15 or len(page.content) > 60_000:
+            wide.append((address, len(queries), len(page.content)))
+    assert wide == []
