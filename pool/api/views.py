@@ -9,8 +9,9 @@ from django.http import StreamingHttpResponse
 from django.shortcuts import get_object_or_404
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_view
-from rest_framework import mixins
+from rest_framework import mixins, serializers
 from rest_framework.decorators import action
+from rest_framework.parsers import MultiPartParser
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -20,15 +21,23 @@ from pool.selectors import pages
 from pool.selectors.logs import log_after, log_pieces, member_asked
 from pool.services import allocations, conditions, nodes
 from pool.services.enrolment import agent_token_revoke
+from pool.services.fleet_import import fleet_import, fleet_plan
 from pool.services.idle import still_needed
 from pool.services.modes import consent_set
 from portal.accounts.api.base import ApiViewSet
+from portal.accounts.api.imports import ImportFile
 from portal.accounts.api.params import bool_param
 from portal.kernel.api import check_if_match, etag
 from portal.kernel.streaming import streamed_text
 from quotas.models import CapacityRequest
 
 IN_USE = [word for word in Gpu.Condition.values if word != Gpu.Condition.RETIRED]
+
+
+class FleetFile(ImportFile):
+    """A CSV or XLSX table of nodes; nothing is written while `dry_run` is true."""
+
+    site = serializers.CharField(required=False, allow_blank=True, default="", max_length=48)
 
 
 def _text(name: str, description: str) -> OpenApiParameter:
@@ -119,6 +128,31 @@ class NodeViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiViewSet):
         node = self.get_object()
         agent_token_revoke(acting_user=self.actor, node=node, reason=body.validated_data["reason"])
         return self._answer(node)
+
+    @extend_schema(
+        operation_id="nodes_import", request={"multipart/form-data": FleetFile}, responses={200: dict}
+    )
+    @action(detail=False, methods=["post"], url_path="import", parser_classes=[MultiPartParser])
+    def take_file(self, request: Request) -> Response:
+        """Take in the nodes of a file, all rows or none; with `dry_run` only say what it would do. Problems come
+        by row and column.
+        """
+        nodes.require_pool_admin(self.actor, self.policy)
+        sent = FleetFile(data=request.data)
+        sent.is_valid(raise_exception=True)
+        file, dry_run = sent.validated_data["file"], sent.validated_data["dry_run"]
+        plan = fleet_plan(content=file.read(), filename=file.name, default_site=sent.validated_data["site"])
+        if not dry_run or plan.problems:
+            fleet_import(acting_user=self.actor, plan=plan)
+        return Response(
+            {
+                "dry_run": dry_run,
+                "nodes_new": plan.new_nodes,
+                "nodes_known": plan.known_nodes,
+                "gpus": plan.gpus,
+                "models": plan.models,
+            }
+        )
 
     @extend_schema(request=s.MaintenanceSerializer, responses=s.NodeSerializer)
     @action(detail=True, methods=["post"])

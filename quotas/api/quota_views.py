@@ -9,10 +9,12 @@ from django.utils.translation import gettext_lazy as _
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import mixins
 from rest_framework.decorators import action
+from rest_framework.parsers import MultiPartParser
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from portal.accounts.api.base import ApiViewSet
+from portal.accounts.api.imports import ImportFile
 from portal.accounts.api.params import choice_param, department_param
 from portal.accounts.models import Department
 from portal.accounts.policy import Policy
@@ -22,6 +24,7 @@ from quotas.api import serializers as s
 from quotas.models import GpuFlavour, QuotaChange, QuotaUsage
 from quotas.selectors.grants import GrantNumbers
 from quotas.selectors.tree_rows import TreeRow, flavours_with_quota, quota_scope, tree_of, tree_rows
+from quotas.services.grant_import import quotas_import
 from quotas.services.grants import grant_set
 from quotas.services.quota_changes import lending_submit, quota_change_submit, quota_change_withdraw
 
@@ -57,6 +60,11 @@ def numbers_of(data: dict[str, Any]) -> GrantNumbers:
         data.get("hard_cap_milli"),
         data.get("weight", 1),
     )
+
+
+def numbers_json(numbers: GrantNumbers) -> dict[str, Any]:
+    """The five numbers as input names them."""
+    return {k if k == "weight" else f"{k}_milli": v for k, v in numbers.as_fields().items()}
 
 
 def _keep_what_is_left_out(
@@ -145,14 +153,43 @@ class QuotaViewSet(ApiViewSet):
                 "uid": str(grant.uid),
                 "department": department.code,
                 "flavour": flavour.code,
-                **{f"{k}_milli": v for k, v in GrantNumbers.of(grant).as_fields().items() if k != "weight"},
-                "weight": grant.weight,
+                **numbers_json(GrantNumbers.of(grant)),
                 "starts_at": grant.during.lower,
                 "ends_at": grant.during.upper,
                 "warnings": done.warnings,
             },
             status=201,
         )
+
+    @extend_schema(
+        operation_id="quotas_import", request={"multipart/form-data": ImportFile}, responses={200: dict}
+    )
+    @action(detail=False, methods=["post"], url_path="import", parser_classes=[MultiPartParser])
+    def take_file(self, request: Request) -> Response:
+        """Put the numbers of a file in force, all rows or none; with `dry_run` only say what it would do. Problems
+        come by row and column.
+        """
+        sent = ImportFile(data=request.data)
+        sent.is_valid(raise_exception=True)
+        file = sent.validated_data["file"]
+        done = quotas_import(
+            acting_user=self.actor,
+            policy=self.policy,
+            data=file.read(),
+            name=file.name,
+            dry_run=sent.validated_data["dry_run"],
+        )
+        results = [
+            {
+                "department": row.department.code,
+                "flavour": row.flavour.code,
+                "before": None if row.before is None else numbers_json(row.before),
+                "after": numbers_json(row.after),
+                "changes": row.changes,
+            }
+            for row in done.rows
+        ]
+        return Response({"dry_run": done.dry_run, "count": len(results), "results": results})
 
 
 class QuotaChangeViewSet(mixins.RetrieveModelMixin, ApiViewSet):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from datetime import timedelta
 from typing import Any
@@ -140,3 +141,26 @@ def test_an_extension_beyond_what_passes_by_itself_needs_approval(held: Allocati
     assert (again.status_code, again.json()["code"]) == (403, "extension_needs_approval")
     held.refresh_from_db()
     assert held.expires_at == before + timedelta(hours=8)
+
+
+def test_a_fleet_comes_in_as_a_file(chief: Any) -> None:
+    def send(user: Any, text: str, **more: str) -> Any:
+        file = io.BytesIO(text.encode())
+        file.name = "nodes.csv"
+        extra = bearer(token_of(user, "read", "admin"))
+        return Client().post("/api/v1/nodes/import/", {"file": file, **more}, **extra)
+
+    head = "node_id,cpu_milli,memory_mib,gpu,model\n"
+    good = head + "n1,64000,262144,2,T4\nn2,64000,262144,8,A10\n"
+    dry = send(chief, good, site="openb")
+    assert (dry.status_code, dry.json()) == (
+        200,
+        {"dry_run": True, "nodes_new": 2, "nodes_known": 0, "gpus": 10, "models": {"T4": 2, "A10": 8}},
+    )
+    assert send(build.user("plain"), good, dry_run="false").status_code == 403
+    wrong = send(chief, good + "n3,many,262144,2,T4\n", dry_run="false")
+    assert (wrong.status_code, wrong.json()["code"]) == (400, "import_refused")
+    assert [one["pointer"] for one in wrong.json()["errors"]] == ["row 4, cpu_milli"]
+    assert not Node.objects.exists()
+    assert send(chief, good, site="openb", dry_run="false").status_code == 200
+    assert set(Node.objects.values_list("name", "cluster__site__code")) == {("n1", "openb"), ("n2", "openb")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import uuid
 from datetime import timedelta
 from typing import Any
@@ -373,3 +374,27 @@ def test_a_number_left_out_of_a_quota_stays_as_it_is() -> None:
     assert put(guaranteed_milli=2000, borrow_limit_milli=None).status_code == 201
     row.refresh_from_db()
     assert (row.borrow_limit, row.hard_cap) == (None, 12000)
+
+
+def test_quotas_come_in_as_a_file(house):
+    def send(who, text, **more):
+        file = io.BytesIO(text.encode())
+        file.name = "quotas.csv"
+        return api(who, "admin").post("/api/v1/quotas/import/", {"file": file, **more}, format="multipart")
+
+    before = set(QuotaGrant.objects.values_list("department__code", "guaranteed"))
+    good = f"department,flavour,guaranteed,borrow_limit\n{house.video.code},{house.h800.code},4,2\n"
+    dry = send(house.zhao, good)
+    assert dry.status_code == 200, dry.data
+    assert (dry.data["dry_run"], dry.data["count"]) == (True, 1)
+    assert dry.data["results"][0]["after"] == {
+        "guaranteed_milli": 4000, "borrow_limit_milli": 2000, "lend_limit_milli": None, "hard_cap_milli": None,
+        "weight": 1,
+    }  # fmt: skip
+    assert send(house.lin, good, dry_run="false").status_code == 403
+    wrong = send(house.zhao, good + "nowhere,h800,1,\n", dry_run="false")
+    assert (wrong.status_code, wrong.data["code"]) == (400, "table_invalid")
+    assert set(QuotaGrant.objects.values_list("department__code", "guaranteed")) == before
+    assert send(house.zhao, good, dry_run="false").data["results"][0]["changes"] is True
+    usage = QuotaUsage.objects.get(department=house.video, flavour=house.h800)
+    assert (usage.guaranteed, usage.borrow_limit) == (4000, 2000)
