@@ -39,6 +39,7 @@ from portal.kernel.clock import now
 from portal.kernel.errors import DomainError
 from portal.ops.actor import actor_of
 from quotas.engine.billing import local_day
+from quotas.models import GpuFlavour
 from quotas.selectors.billing_time import billing_zone
 from quotas.web.money.ledger import show_error
 
@@ -140,8 +141,10 @@ def what_if(request: HttpRequest, uid: UUID) -> HttpResponse:
     }
     if scenario.state == Scenario.State.READY:
         groups = by_department(scenario.result)
+        names = dict(GpuFlavour.objects.values_list("code", "name"))
         longest = max((s for g in groups for s in g["p50"] if s is not None), default=0)
         for group in groups:
+            group["flavour"] = names.get(group["flavour"], group["flavour"])
             group["bars"] = [
                 None if s is None else round(100 * s / longest, 1) if longest else 0.0 for s in group["p50"]
             ]

@@ -76,8 +76,9 @@ def prices_import(
     *, acting_user: Actor, file: BinaryIO | bytes, reason: str = "", dry_run: bool = False
 ) -> list[Taken]:
     """Put the rates of a file in force, oldest first; returns its rows. A row that stands in the book already changes
-    nothing. Columns: flavour (code), price (money) or micro_per_gpu_hour, and site, department (code), list_price,
-    power and idle (surcharges), valid_from (billing zone where it names none; empty: from now on), book, reason.
+    nothing. Columns: flavour (code or name), price (money) or micro_per_gpu_hour, and site, department (code),
+    list_price, power and idle (surcharges), valid_from (billing zone where it names none; empty: from now on), book,
+    reason.
 
     Invalid (`table_invalid`) with every wrong row and column; then, and with ``dry_run``, nothing is changed.
     """
@@ -144,13 +145,21 @@ def _take(acting_user: Actor, one: _Wanted, reason: str, problems: Problems) -> 
     )
 
 
+def _flavours() -> dict[str, GpuFlavour]:
+    """By code, by code whatever its case, and by the name that pages show where only one has it."""
+    every = list(GpuFlavour.objects.all())
+    names = Counter(one.name.casefold() for one in every)
+    found = {one.name.casefold(): one for one in every if names[one.name.casefold()] == 1}
+    return found | {one.code.casefold(): one for one in every} | {one.code: one for one in every}
+
+
 def _read(table: Table, problems: Problems) -> list[_Wanted]:
-    flavours = {flavour.code: flavour for flavour in GpuFlavour.objects.all()}
+    flavours = _flavours()
     departments = {d.code: d for d in Department.objects.without_tree_fields()}
     moment = now()
     found = []
     for row in table:
-        flavour = flavours.get(row["flavour"])
+        flavour = flavours.get(row["flavour"]) or flavours.get(row["flavour"].casefold())
         if flavour is None:
             problems.add(row.number, "flavour", _("There is no such flavour."))
         department = departments.get(row["department"])

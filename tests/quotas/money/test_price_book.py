@@ -154,7 +154,7 @@ def test_the_preview_of_a_departments_price_takes_its_lines_alone(w: World) -> N
 
 FILE = """flavour,site,department,price,list_price,valid_from,book
 H800-80GB,,,12.5,,2026-07-01 00:00,2026-07
-H800-80GB,bj,search,11,12.5,2026-07-01T00:00:00+08:00,2026-07
+h800 80gb,bj,search,11,12.5,2026-07-01T00:00:00+08:00,2026-07
 """
 
 
