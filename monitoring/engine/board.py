@@ -129,11 +129,11 @@ class Board:
         self.procs = np.zeros(n, np.int16)
         self.latched = np.zeros(n, bool)
         self.columns = np.zeros(n, frames.CELLS)
-        self.silent = np.ones(n, bool)  # as `tiles.is_silent`, of the last `refresh`
         # What facts alone decide, worked out where they changed (`dirty`), and where a sample came (`moved`)
         self.strong = np.zeros(n, np.uint8)
         self.weak = np.zeros(n, np.uint8)
         self.held_since = np.zeros(n, np.int64)
+        self.taken = np.zeros(n, bool)
         self.dirty: set[int] = set(range(n))
         self.moved = np.zeros(n, bool)
         text = "|".join(f"{c.uid}:{c.slot}:{c.profile}:{c.start}" for c in self.cells)
@@ -183,6 +183,11 @@ class Board:
         return cells
 
     @property
+    def silent(self) -> npt.NDArray[np.bool_]:
+        """Cells that nothing measured at the last `refresh`, as `tiles.is_silent`."""
+        return self.columns["flags"] & frames.FLAG_SILENT != 0
+
+    @property
     def measures_sm(self) -> bool:
         """Whether any cell has SM activity."""
         return bool((self.sm != frames.NONE16).any())
@@ -203,6 +208,7 @@ class Board:
             fact = self.facts[i]
             self.strong[i], self.weak[i] = settled(fact)
             self.held_since[i] = fact.held_since_ms
+            self.taken[i] = bool(fact.lease) or fact.reserved
         self.moved[list(self.dirty)] = True
         self.dirty.clear()
 
@@ -233,12 +239,12 @@ class Board:
             now_ms=now_ms,
         )
         silent = (at <= 0) | (now_ms - at > NO_DATA_MS) | (fresh["state"] == CODE["lost"])
-        self.silent[which] = silent
         for name in ("busy", "sm", "mem", "temp"):
             fresh[name][silent] = frames.NA8
         fresh["power"][silent] = frames.NA16
         stale = (at > 0) & (now_ms - at > STALE_MS)
-        fresh["flags"] = stale * frames.FLAG_STALE + self.latched[which] * frames.FLAG_LATCHED
+        flags = stale * frames.FLAG_STALE + self.latched[which] * frames.FLAG_LATCHED
+        fresh["flags"] = flags + silent * frames.FLAG_SILENT + self.taken[which] * frames.FLAG_HELD
         self.columns[which] = fresh
         different: npt.NDArray[np.int64] = which[before != fresh]
         return different
@@ -256,7 +262,8 @@ class Board:
     def sums(self, chosen: Iterable[int] | None = None) -> Sums:
         """The sums of these cards (all of them by default), by the states of the last `refresh`."""
         cards = np.flatnonzero(self.is_card) if chosen is None else np.fromiter(chosen, np.int64)
-        state = self.columns["state"][cards]
+        columns = self.columns[cards]  # one copy: the hub writes while pages read
+        state, measured = columns["state"], columns["flags"] & frames.FLAG_SILENT == 0
         charge = np.fromiter((self.held[i].charge for i in cards), np.int64, len(cards))
         charge = np.minimum(charge, 1000)
         silent = state == CODE["no_data"]
@@ -277,7 +284,7 @@ class Board:
             outside=1000 * int(whole["no_lease"].sum()),
             maintenance=1000 * int(whole["maintenance"].sum()),
             down=1000 * int(down.sum()),
-            with_data=int((~self.silent[cards]).sum()),
+            with_data=int(measured.sum()),
         )
 
     def stranded(self, i: int) -> int:

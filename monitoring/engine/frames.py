@@ -7,8 +7,9 @@ Bus (channel `gpupool:telemetry`): one byte of kind, then the payload.
 Wall frame, version 1 (the head is that of static/js/live.mjs):
   u8 version=1 · u8 kind (0 snapshot, 1 delta, 2 beat) · u16 0 · u32 identity · u64 number · f64 data time (ms)
   snapshot: u32 n, then columns of n cells in index order; delta: u32 n, u32 index[n], then the columns:
-  u16 power_w (65535 N/A) · u8 state · u8 flags (1 stale, 2 latched) · u8 busy_pct · u8 sm_pct · u8 mem_pct · u8 temp_c
-  (each u8 measure: 255 N/A). `identity` is the version of the list of cells that the indexes refer to: a frame of
+  u16 power_w (65535 N/A) · u8 state · u8 flags · u8 busy_pct · u8 sm_pct · u8 mem_pct · u8 temp_c
+  (each u8 measure: 255 N/A). Flags: 1 stale, 2 latched, 4 nothing measures it now, 8 somebody has it, whatever its
+  state is. `identity` is the version of the list of cells that the indexes refer to: a frame of
   another version asks the reader to fetch the list again.
 A snapshot of 2,000 cells is 16 kB, a delta costs 12 bytes a cell that changed.
 """
@@ -55,7 +56,7 @@ COLUMNS = (
     ("temp", "u1"),
 )
 CELLS = np.dtype([(name, kind) for name, kind in COLUMNS])
-FLAG_STALE, FLAG_LATCHED = 1, 2
+FLAG_STALE, FLAG_LATCHED, FLAG_SILENT, FLAG_HELD = 1, 2, 4, 8
 
 
 def bus_samples(rows: npt.NDArray[Any]) -> bytes:

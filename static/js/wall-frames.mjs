@@ -2,6 +2,8 @@
 
 export const NA = 255;
 export const NA16 = 65535;
+/** Flags of a cell: nothing measures it now (a number would be an old one); somebody has it, whatever its state is. */
+export const SILENT = 4, TAKEN = 8;
 const COLUMNS = ['state', 'flags', 'busy', 'sm', 'mem', 'temp'];
 
 /** Columns for `n` cells, all measures N/A; `every` has all indexes. */

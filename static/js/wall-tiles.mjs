@@ -2,7 +2,7 @@
 // pictures that are drawn once and kept (what stands behind, with icon and word; the value), because thousands of tiles share a few
 // hundred of them. Edges lie on whole pixels of the screen, so that pictures stay sharp.
 import { token } from './palette.mjs';
-import { NA, NA16 } from './wall-frames.mjs';
+import { NA, NA16, SILENT } from './wall-frames.mjs';
 
 export const TILE_H = 38;
 const GAP = 2, VALUE_TOP = 2, VALUE_H = 16, VALUE_W = 36, BASELINE = 14;
@@ -128,7 +128,7 @@ export function drawNode(node, data, look, options) {
   for (let k = 0; k < cards.length; k += 1) {
     const card = cards[k], { i } = card;
     const s = look(data.state[i]), split = s.name === 'split';
-    const v = valueOf(data, i, measure);
+    const v = data.flags[i] & SILENT ? null : valueOf(data, i, measure);
     const step = measure === 'state' || split ? -1 : heat(v, measure, card.limit);
     const alpha = card.dim ? 0.18 : data.flags[i] & 1 ? 0.6 : 1;
     let text = v === null ? words.na : String(v), parts = '';

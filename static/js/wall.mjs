@@ -1,7 +1,7 @@
 // The GPU wall: identity once, then binary frames; a canvas per visible node, one focus for the keyboard, a pop card as HTML.
 import { connect, pauseButton } from './live.mjs';
 import { onTheme } from './palette.mjs';
-import { apply, columns, decode, NA } from './wall-frames.mjs';
+import { apply, columns, decode, NA, SILENT, TAKEN } from './wall-frames.mjs';
 import { drawNode, forgetColours, place, rowsHeight, TILE_H } from './wall-tiles.mjs';
 
 const ZERO = '00000000-0000-0000-0000-000000000000';
@@ -283,25 +283,24 @@ class Wall {
     clearTimeout(this.counting); this.counting = null;
     this.countedAt = now;
     const { data, states } = this, width = states.length;
-    const cards = new Uint32Array(this.sets.length * width), measured = new Uint32Array(cards.length), sums = new Float64Array(cards.length), seen = new Uint32Array(cards.length);
+    const cards = new Uint32Array(this.sets.length * width), sets = this.sets.map(() => ({ all: 0, held: 0, told: 0, by: 0, sum: 0 }));
     for (let i = 0; i < data.n; i += 1) {
       if (this.setOf[i] === NOWHERE) continue;
-      const at = this.setOf[i] * width + (data.state[i] < width ? data.state[i] : 0), busy = data.busy[i];
-      cards[at] += 1;
-      if (busy !== NA) { measured[at] += 1; sums[at] += busy; }
-      if (busy !== NA || data.mem[i] !== NA) seen[at] += 1;
+      const set = sets[this.setOf[i]], busy = data.busy[i], flags = data.flags[i];
+      cards[this.setOf[i] * width + (data.state[i] < width ? data.state[i] : 0)] += 1;
+      set.all += 1;
+      if (!(flags & SILENT)) set.told += 1;
+      if (flags & TAKEN) { set.held += 1; if (busy !== NA) { set.by += 1; set.sum += busy; } }
     }
     const n = (x) => this.number.format(x), counts = new Map();
     this.sets.forEach(({ spans }, k) => {
-      let held = 0, free = 0, told = 0, all = 0, sum = 0, by = 0;
-      states.forEach(({ name, held: taken }, code) => {
-        const at = k * width + code;
-        if (!cards[at]) return;
-        counts.set(name, (counts.get(name) ?? 0) + cards[at]);
-        all += cards[at];
-        if (taken) { held += cards[at]; sum += sums[at]; by += measured[at]; }
-        if (name === 'free') free += cards[at];
-        if (name !== 'no_data' && name !== 'lost') told += seen[at];
+      const { all, held, told, by, sum } = sets[k];
+      let free = 0;
+      states.forEach(({ name }, code) => {
+        const found = cards[k * width + code];
+        if (!found) return;
+        counts.set(name, (counts.get(name) ?? 0) + found);
+        if (name === 'free') free = found;
       });
       const texts = [fill(this.words.allocated, { held: n(held), all: n(all), free: n(free) }),
         by ? fill(this.words.mean, { mean: Math.round(sum / by) }) : this.words.mean_na,

@@ -38,7 +38,7 @@ DRAWN = """async (moments) => {
   const root = document.documentElement, zone = root.dataset.zone, plotly = globalThis.Plotly;
   root.dataset.zone = 'Europe/Berlin';
   let drawn;
-  globalThis.Plotly = { react: (canvas, data) => { drawn = data; } };
+  globalThis.Plotly = { react: (canvas, data) => { drawn = data; canvas.removeAllListeners = () => {}; } };
   const element = document.createElement('figure');
   element.innerHTML = '<div class="plot__box"><div class="plot__canvas"></div></div>'
     + '<div class="plot__twin" hidden></div>';
@@ -57,7 +57,7 @@ TILES = """async (measure) => {
   const data = columns(5);
   for (const name of ['busy', 'sm', 'mem', 'temp', 'power']) data[name].set([0, 0, 0, 0, data[name][4]]);
   data.state.set([0, 1, 2, 3, 2]);
-  data.flags.set([1, 1, 0, 0, 0]);
+  data.flags.set([5, 4, 0, 0, 0]);
   const proto = CanvasRenderingContext2D.prototype, own = globalThis.OffscreenCanvasRenderingContext2D?.prototype;
   const kept = [proto.fillText, own?.fillText], written = [];
   const keep = (text) => written.push(text);

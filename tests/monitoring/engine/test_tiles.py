@@ -267,6 +267,8 @@ def test_all_tiles_at_once_have_the_states_that_each_has_by_itself(
         is_silent(state=state, at_ms=at, now_ms=NOW) for state, (_f, at, _q) in zip(alone, tiles, strict=True)
     ]
     assert b.silent.tolist() == silent
+    taken = [bool(facts.lease) or facts.reserved for facts, _at, _q in tiles]
+    assert (b.columns["flags"] & frames.FLAG_HELD != 0).tolist() == taken, "also where nothing is heard of it"
     assert (b.columns["busy"] == frames.NA8).tolist() == silent, "a number exactly where something measures"
     assert sum(b.counts().values()) == len(tiles)
     sums = b.sums()
