@@ -11,14 +11,19 @@ from typing import Any
 from uuid import UUID
 
 from django.db import transaction
+from django.utils.translation import gettext_lazy as _
 
 from pool.engine.model import Layout
-from pool.models import AgentCommand, Cluster, Gpu, LayoutTask, Lease, MigSlice, SchedulerCycle
+from pool.executors.base import executor_for
+from pool.models import AgentCommand, Cluster, Gpu, LayoutTask, Lease, MigSlice, Node, SchedulerCycle
 from pool.services.capacity import capacity_refresh
+from pool.services.clusters import outside
 from pool.services.commands import node_poke
+from pool.services.nodes import require_pool_admin
 from portal.kernel.clock import now
+from portal.kernel.errors import Conflict
 from portal.kernel.models import advance
-from portal.ops.actor import system
+from portal.ops.actor import Actor, system
 from portal.ops.services import audit_record, incident_open, incident_resolve
 from quotas.models import CapacityRequest
 
@@ -60,7 +65,10 @@ def layout_ask(*, layout: Layout, cycle: SchedulerCycle | None = None) -> Layout
 
 
 def commands(task: LayoutTask) -> list[str]:
-    """What an administrator runs on the node, by the card's UUID."""
+    """What an administrator runs: on the node, by the card's UUID; on Kubernetes MIG Manager is asked, by the name of a
+    configuration that the site has."""
+    if task.gpu.node.cluster.executor == Cluster.Executor.KUBERNETES:
+        return [f"python manage.py mig_layout {task.gpu.node.name} CONFIGURATION --wait 600"]
     card = task.gpu.uuid
     wanted = ",".join(f"{profile}:{start}" for profile, start in task.profiles)
     return [
@@ -69,6 +77,34 @@ def commands(task: LayoutTask) -> list[str]:
         f"nvidia-smi mig -i {card} -dgi",
         f"nvidia-smi mig -i {card} -cgi {wanted} -C",
     ]
+
+
+def node_layout(*, node: Node) -> tuple[str, str]:
+    """Configuration and state of a node whose layouts a program over there keeps (MIG Manager)."""
+    ask = getattr(executor_for(node.cluster), "layout", None)
+    if ask is None:
+        raise Conflict(code="layouts_not_kept_there", detail=_("No program there keeps its MIG layouts."))
+    with outside():
+        found = ask(node=node)
+    return found.config, found.state
+
+
+def node_layout_set(*, acting_user: Actor, node: Node, config: str) -> tuple[str, str]:
+    """Ask that program for another configuration of the whole node; on a closed node without work alone. Conflict or
+    503 with its code where it does not take it; asked twice, asked once."""
+    require_pool_admin(acting_user)
+    was, state = node_layout(node=node)
+    with outside():
+        found = executor_for(node.cluster).layout_set(node=node, config=config)  # type: ignore[attr-defined]
+    with transaction.atomic():
+        audit_record(
+            acting_user=acting_user,
+            action="node.mig_config",
+            subject=node,
+            before={"config": was, "state": state},
+            after={"config": found.config, "state": found.state},
+        )
+    return found.config, found.state
 
 
 def layout_order(task: LayoutTask) -> bool:

@@ -34,6 +34,15 @@ def test_clusters_are_asked_and_what_is_not_good_fails() -> None:
         call_command("executor_check", "nope")
 
 
+def test_a_mig_layout_is_told_only_where_a_program_keeps_it() -> None:
+    pool.node(build.flavour("a100", installed=None), 1, name="plain")
+    with pytest.raises(CommandError, match="no such node: nope"):
+        call_command("mig_layout", "nope")
+    for words in (("plain",), ("plain", "all-1g.10gb")):
+        with pytest.raises(CommandError, match="layouts_not_kept_there"):
+            call_command("mig_layout", *words)
+
+
 def test_the_books_are_compared_and_a_difference_fails() -> None:
     team, h800 = build.department("vision"), build.flavour("h800", installed=8)
     assert "counters: 0 compared with open leases, 0 differ" in printed("reconcile")

@@ -177,13 +177,14 @@ class SlurmExecutor:
         self.start_whole(members=[member])
 
     def start_whole(self, *, members: Sequence[AllocationMember]) -> None:
-        """Submit one job for all members, unless one by its name is there."""
+        """Submit one job for all members, unless one by its name is there. The first order of all finds none: whoever
+        comes second counts as a second attempt, and looks."""
         cluster = members[0].node.cluster
         transport, settings = self._at(cluster)
         order = orders.job_order(members, cluster, settings, now())
-        if any(
-            not _cancelled_unseen(job)
-            for job in transport.find(members[0].allocation.uid, members[0].external_id)
+        allocation = members[0].allocation
+        if allocation.start_attempts != 1 and any(
+            not _cancelled_unseen(job) for job in transport.find(allocation.uid, members[0].external_id)
         ):
             return
         folders_make(settings)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import yaml
+from django.core.management import CommandError, call_command
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 
 from pool.executors.base import ExecutorFailure, RetryableFailure, TerminalFailure
@@ -24,6 +26,7 @@ from pool.services.outside_limits import limits_diff, limits_push
 from pool.services.outside_nodes import nodes_import
 from pool.services.outside_output import outputs_follow
 from portal.kernel.errors import Blocked
+from portal.ops.models import AuditEvent
 from quotas.models import LedgerEntry, QuotaGrant, QuotaUsage
 from quotas.services.requests import request_submit
 from tests.native import k8s
@@ -585,8 +588,15 @@ class TestMig:
         rig.look()
         assert refused() == "node_in_use"
         assert rig.api.get(path)["metadata"]["labels"][config] == "all-disabled"
+        with pytest.raises(CommandError, match="node_in_use"):
+            call_command("mig_layout", node.name, "all-1g.10gb")
         end(rig, member)
-        assert rig.executor.layout_set(node=node, config="all-1g.10gb").state == "pending"
+        out = StringIO()
+        call_command("mig_layout", node.name, "all-1g.10gb", stdout=out)
+        call_command("mig_layout", node.name, stdout=out)
+        assert out.getvalue() == f"{node.name}: all-1g.10gb pending\n" * 2
+        asked = AuditEvent.objects.get(action="node.mig_config")
+        assert (asked.before["config"], asked.after["config"]) == ("all-disabled", "all-1g.10gb")
         assert rig.api.get(path)["metadata"]["labels"][config] == "all-1g.10gb"
         assert rig.executor.layout_set(node=node, config="all-1g.10gb").settled is False
         assert refused("all-3g.40gb") == "mig_under_way"
@@ -602,6 +612,8 @@ class TestMig:
         rig.api.patch(path, {"metadata": {"labels": {"nvidia.com/gpu.count": str(count)}}})
         rig.kubelet.status(node.name, {GPU: 0, "nvidia.com/mig-1g.10gb": 7 * count})
         assert rig.executor.layout(node=node) == Layout("all-1g.10gb", "success")
+        call_command("mig_layout", node.name, "--wait", "1", stdout=out)
+        assert out.getvalue().endswith("all-1g.10gb success\n")
 
 
 def _answers(connection: Connection, path: str) -> bool:
