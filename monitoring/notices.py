@@ -99,6 +99,7 @@ kinds.register(
 
 register_fact("meaning", meaning_words)
 register_fact("fetch", code_word)
+register_fact("metric", lambda code: dict(AlertRule.Metric.choices).get(str(code), code))
 register_fact("effect", lambda code: ACTIONS.get(str(code), code))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext
 
 from portal.ops.kinds import Text, fact_words
 
@@ -92,10 +93,17 @@ def fact_rows(facts: dict[str, Any]) -> list[dict[str, Any]]:
                 "key": key,
                 "name": NAMES.get(key),
                 "moment": moment,
-                "value": None if moment else fact_words(key, value),
+                "value": None if moment else _plain(fact_words(key, value)),
             }
         )
     return rows
+
+
+def _plain(value: Any) -> Any:
+    """A list of words as one enumeration."""
+    if isinstance(value, list) and all(isinstance(one, str | int) for one in value):
+        return pgettext("list", ", ").join(str(one) for one in value)
+    return value
 
 
 def _moment(value: Any) -> datetime | None:

@@ -142,6 +142,9 @@ def test_incidents_are_taken_noted_and_closed_by_page() -> None:
 
 def test_facts_of_incidents_have_names_and_moments_of_the_reader() -> None:
     """What the code wrote is named in the reader's language; a moment is one; what nobody named keeps its key."""
+    with override("zh-hans"):
+        assert fact_rows({"which": ["n1 GPU 0", "n2 GPU 3"]})[0]["value"] == "n1 GPU 0，n2 GPU 3"
+        assert fact_rows({"metric": "pool_no_data_gpus"})[0]["value"] == "池中无数据 GPU"
     rows = fact_rows(
         {
             "node": "gpu-1",
