@@ -185,7 +185,8 @@ class Board:
     @property
     def silent(self) -> npt.NDArray[np.bool_]:
         """Cells that nothing measured at the last `refresh`, as `tiles.is_silent`."""
-        return self.columns["flags"] & frames.FLAG_SILENT != 0
+        silent: npt.NDArray[np.bool_] = self.columns["flags"] & frames.FLAG_SILENT != 0
+        return silent
 
     @property
     def measures_sm(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import re
 import signal
 from collections.abc import Iterator
 from datetime import timedelta
@@ -101,6 +102,29 @@ def test_a_file_is_its_owners_while_they_see_what_is_in_it(w: World) -> None:
         assert answer.status_code == 200 and b"".join(answer.streaming_content).count(b"\r\n") == 3
         RoleBinding.objects.filter(user=lead).delete()
         assert client.get(address).status_code == 404
+
+
+def test_the_page_asks_for_each_kind_of_file_and_shows_it(w: World) -> None:
+    client = Client()
+    client.force_login(person("fin", ("finance", None)))
+    address = reverse("monitoring:exports")
+    kinds = ["lines_xlsx", "lines_people", "lines_machines", "focus"]
+    with set_clock(NOON):
+        offered = re.findall(r'<option value="(\w+)">', client.get(address).content.decode())
+        assert offered[:4] == kinds
+        for kind in kinds:
+            client.post(
+                address, {"file": kind, "month": "2026-06", "kind": "usage" if kind == "focus" else ""}
+            )
+        assert [export_make(job_id=job.pk) for job in ExportJob.objects.order_by("id")] == [True] * 4
+        page = client.get(address).content.decode()
+    jobs = list(ExportJob.objects.order_by("id"))
+    assert [(job.kind, job.state) for job in jobs] == [(kind, "ready") for kind in kinds]
+    assert [job.params["month"] for job in jobs] == ["2026-06"] * 4
+    assert jobs[3].params["kind"] == "usage"
+    assert all(reverse("monitoring:export-file", args=[job.uid]) in page for job in jobs)
+    client.post(address, {"file": "parquet"})
+    assert ExportJob.objects.count() == 4
 
 
 def test_a_full_disk_leaves_nothing_and_says_so(w: World) -> None:
