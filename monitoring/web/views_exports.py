@@ -45,11 +45,11 @@ def error_words() -> dict[str, str]:
 @login_required
 @require_http_methods(["GET", "HEAD", "POST"])
 def exports(request: HttpRequest) -> HttpResponseBase:
-    """``/reports/files/``: the reader's files; POST asks for one."""
+    """``/reports/files/``: the reader's files; POST asks for one (``file``, and a filter of lines)."""
     if request.method == "POST":
         try:
             export_ask(
-                acting_user=actor_of(request), kind=request.POST.get("kind", ""), params=request.POST.dict()
+                acting_user=actor_of(request), kind=request.POST.get("file", ""), params=request.POST.dict()
             )
         except DomainError as error:
             texts = [str(problem["detail"]) for problem in error.errors] or [str(error.detail)]
