@@ -139,7 +139,7 @@ export async function draw(element, figure) {
   const data = paint(shown.data).map((t, i) => (t.type === 'scatter' && !t.line?.color
     ? { ...t, line: { width: 1.75, ...t.line, color: shown.data.length === 1 ? colour('--series') : colour(CATEGORIES[i % 8]) }, connectgaps: false } : t));
   await globalThis.Plotly.react(canvas, data, layout, config);
-  canvas.removeAllListeners('plotly_click');
+  canvas.removeAllListeners?.('plotly_click');
   canvas.toggleAttribute('data-linked', Boolean(figure.links));
   if (figure.links) canvas.on('plotly_click', ({ points: [point] }) => {
     const to = figure.links.to[figure.links.x.indexOf(point.x)];
