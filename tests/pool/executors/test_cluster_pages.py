@@ -132,6 +132,8 @@ def test_only_pool_administrators_come_here(client: Client, cluster: Cluster) ->
         reverse("pool:clusters"),
         reverse("pool:cluster", args=[cluster.uid]),
         reverse("pool:cluster-new"),
+        reverse("pool:cluster-adopt", args=[cluster.uid]),
+        f"/api/v1/clusters/{cluster.uid}/outside-work/",
         f"/api/v1/clusters/{cluster.uid}/",
         "/api/v1/clusters/",
     ):
