@@ -17,7 +17,7 @@ Source: BEHAVIOUR 5 (Reclaim); cases_preemption.json, kind cluster; the two clai
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from pool.engine.model import EvictCause, Request
 from pool.engine.round import Blocked, Round
 from pool.engine.victims import Bench, Candidate, Found, Search
 from pool.engine.world import smallest
+from quotas.engine.available import borrow_checks, cap_checks
 from quotas.engine.ids import NodeId
 from quotas.engine.tree import QuotaTree
 
@@ -214,7 +215,9 @@ class Claim:
                 sides[common] = (side, False)
             elif fair:
                 sides[common] = (side, True)
-        return cls(round_, tree, request, need, sides, frozenset(path)) if sides else None
+        if not sides or _own_limits(tree, request, need, path, next(iter(sides))):
+            return None
+        return cls(round_, tree, request, need, sides, frozenset(path))
 
     @property
     def cause(self) -> tuple[EvictCause, str]:
@@ -254,6 +257,17 @@ class Claim:
             "giving_guarantee": tree.guarantee(giving),
             "giving_share": int(self.round.share(flavour, giving)),
         }
+
+
+def _own_limits(
+    tree: QuotaTree, request: Request, need: Need, path: Sequence[NodeId], common: NodeId | None
+) -> bool:
+    """Whether a limit below the nearest common ancestor with those who give refuses: whoever gives way, it stays."""
+    own = set(path if common is None else path[: path.index(common)])
+    amount, department = need.charge_milli, request.department_id
+    checks = cap_checks(tree, department, amount, interruptible=request.interruptible)
+    checks += borrow_checks(tree, department, amount)
+    return any(not check.holds and check.level in own for check in checks)
 
 
 class _Walk:
