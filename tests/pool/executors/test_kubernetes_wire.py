@@ -28,6 +28,7 @@ from portal.kernel.clock import set_clock
 from tests.pool.executors.kubernetes_plane import Authority
 
 UID = "0190b3f2-1c00-7000-8000-000000000001"
+OURS = f"gp-{UID.replace('-', '')}-0"
 
 
 class Answers:
@@ -354,7 +355,7 @@ def test_how_it_ended(made: dict[str, Any], expected: tuple[Any, ...]) -> None:
 
 def waiting(reason: str, message: str = "") -> dict[str, Any]:
     row = {"name": "work", "state": {"waiting": {"reason": reason, "message": message}}}
-    return pod("p", phase="Pending", containerStatuses=[row])
+    return pod(OURS, phase="Pending", containerStatuses=[row])
 
 
 def test_what_it_waits_for() -> None:
@@ -363,9 +364,19 @@ def test_what_it_waits_for() -> None:
     assert (bad.state, bad.failed_start, (bad.error or {})["code"]) == ("exited", True, "image_not_pulled")
     assert observed(waiting("ImagePullBackOff", "connection reset")).state == "starting"
     condition = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}
-    lost = pod("p", phase="Pending", conditions=[condition])
+    lost = pod(OURS, phase="Pending", conditions=[condition])
     lost["spec"]["nodeName"] = None
     assert (observed(lost).state, observed(lost).detail) == ("starting", "0/3 nodes are available")
+
+
+def test_a_pod_that_was_taken_in_runs_on_while_its_containers_begin_again() -> None:
+    """Its cards stay its own; one of ours whose container waits is not running."""
+    row = {"name": "work", "state": {"waiting": {"reason": "CrashLoopBackOff"}}}
+    theirs = pod("theirs-7d9f", containerStatuses=[row], startTime="2026-06-16T06:00:00Z")
+    assert (observed(theirs).state, observed(theirs).external_id) == ("running", "a/theirs-7d9f")
+    assert observed(pod(OURS, containerStatuses=[row])).state == "starting"
+    theirs["spec"]["nodeName"] = None
+    assert observed(theirs).state == "starting"
 
 
 def test_running_says_since_when_and_on_what() -> None:
