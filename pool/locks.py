@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from django.db import connection, transaction
 from django.utils.translation import gettext_lazy as _
 
-from pool.models import Allocation, Gpu
+from pool.models import Allocation, Gpu, Node
 from portal.kernel.errors import NotFound
+from quotas.models import GpuFlavour
 
 WAIT_MS = 5000
 
@@ -58,10 +59,16 @@ def allocations_lock(allocation_ids: Iterable[int]) -> dict[int, Allocation]:
 def gpus_lock(gpu_ids: Iterable[int]) -> dict[int, Gpu]:
     """Lock cards by id; returns those that exist with their nodes."""
     _in_transaction()
-    rows = (
+    cards = list(
         Gpu.objects.select_for_update(of=("self",), no_key=True)
-        .select_related("node__cluster__site", "flavour")
         .filter(pk__in=sorted(set(gpu_ids)))
         .order_by("pk")
     )
-    return {row.pk: row for row in rows}
+    # Many cards share few nodes: each is read, and made an object, once.
+    nodes = Node.objects.select_related("cluster__site").in_bulk({card.node_id for card in cards})
+    flavours = GpuFlavour.objects.in_bulk({card.flavour_id for card in cards if card.flavour_id is not None})
+    for card in cards:
+        card.node = nodes[card.node_id]
+        if card.flavour_id is not None:
+            card.flavour = flavours[card.flavour_id]
+    return {card.pk: card for card in cards}

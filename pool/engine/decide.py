@@ -165,6 +165,7 @@ def _play(
             allocate.pass_over(request)
     if only is not None:
         round_.reserves = [one for one in round_.reserves if one.request_id in only]
+        round_.windows = [one for one in round_.windows if one.request_id in only]
     if any(blocked.lacks is not None for blocked in round_.blocked):
         _release_what_ends(round_)
         consolidate.run(round_)
@@ -183,7 +184,7 @@ def _hold_promises(round_: Round, asked: Mapping[int, Request], only: Collection
             begins = reserve.start_at if request.start_at is not None else None
             until = None if request.duration_ms is None else reserve.start_at + request.duration_ms
             round_.occupy(Occupied(reserve.members, until, begins, promise=True))
-            round_.reserves.append(reserve)
+            (round_.reserves if request.start_at is None else round_.windows).append(reserve)
 
 
 def _close_for_maintenance(round_: Round) -> None:
@@ -221,12 +222,12 @@ def _waiting(round_: Round) -> list[Waiting]:
     policy, now = round_.policy, round_.now
     lines: dict[str | None, list[int]] = {}
     for one in round_.blocked:
-        lines.setdefault(_line_of(one.request), []).append(one.request.id)
+        lines.setdefault(line_of(one.request), []).append(one.request.id)
     answer: list[Waiting] = []
     seen: dict[str | None, int] = {}
     outlook = Outlook(round_)
     for one in round_.blocked:
-        key = _line_of(one.request)
+        key = line_of(one.request)
         line, before = lines[key], seen.get(key, 0)
         seen[key] = before + 1
         estimate = None
@@ -281,5 +282,6 @@ class Outlook:
         return self._known[key]
 
 
-def _line_of(request: Request) -> str | None:
+def line_of(request: Request) -> str | None:
+    """The line that a request stands in: that of the first flavour it accepts."""
     return request.flavours[0] if request.flavours else None

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import takewhile
+from operator import attrgetter
 
 from pool.engine.allocate import Allocate
-from pool.engine.decide import decide
+from pool.engine.decide import AHEAD_TOLD, decide, line_of
 from pool.engine.fit import Need
-from pool.engine.model import Member, Plan, Policy, Request, Snapshot, Waiting
+from pool.engine.model import Member, Policy, Request, Snapshot, Waiting
+from pool.engine.order import Line, fair_shares, queues_of
 from pool.engine.reasons import Reason, place_reason
 from pool.engine.round import Round
 from pool.engine.world import World
@@ -41,13 +44,22 @@ class Check:
 
 
 def place_check(
-    snapshot: Snapshot, policy: Policy, now: int, request: Request, *, in_line: bool = True
+    snapshot: Snapshot,
+    policy: Policy,
+    now: int,
+    request: Request,
+    *,
+    in_line: bool = True,
+    world: World | None = None,
+    alone: bool = False,
 ) -> Check:
     """Judge a hypothetical request as the newest in line. Its id must differ from all pending ones.
 
-    With ``in_line`` False only place and quota are judged (no decision over all who wait).
+    With ``in_line`` False only place and quota are judged (no decision over all who wait). ``world``: the world of
+    this snapshot where the caller keeps one; it is left as it was. ``alone``: only this request is decided about, for
+    long lines: all others are known to be blocked and hold what the last whole plan promised (``Snapshot.promised``).
     """
-    world = World(snapshot)
+    world = world if world is not None else World(snapshot)
     allocate = Allocate(Round(world, snapshot, policy, now, {}, users=dict(snapshot.users)))
     options = allocate.options(request)
     checks: list[FlavourCheck] = []
@@ -60,9 +72,42 @@ def place_check(
     free_now = any(check.members is not None for check in checks)
     if not in_line:
         return Check(free_now, free_now, tuple(checks), options.why(), None)
-    plan = decide(replace(snapshot, pending=(*snapshot.pending, request)), policy, now, world=world)
-    waiting = _waiting_of(plan, request.id)
+    asked = replace(snapshot, pending=(*snapshot.pending, request))
+    waiting = (
+        _alone(world, asked, policy, now, request) if alone else _whole(world, asked, policy, now, request)
+    )
     return Check(free_now, waiting is None, tuple(checks), options.why(), waiting)
+
+
+def _whole(world: World, asked: Snapshot, policy: Policy, now: int, request: Request) -> Waiting | None:
+    plan = decide(replace(asked, promised=()), policy, now, world=world)
+    return next((one for one in plan.waiting if one.request_id == request.id), None)
+
+
+def _alone(world: World, asked: Snapshot, policy: Policy, now: int, request: Request) -> Waiting | None:
+    """What the request is told when nobody else is judged: promises bind it only where they were made to somebody
+    who stands before it."""
+    before = _before(world, asked, policy, request)
+    ahead = {one.id for one in before}
+    promised = tuple(one for one in asked.promised if one.request_id in ahead)
+    plan = decide(replace(asked, promised=promised), policy, now, only=(request.id,), world=world)
+    waiting = next((one for one in plan.waiting if one.request_id == request.id), None)
+    if waiting is None:
+        return None
+    mine = line_of(request)
+    line = [one.id for one in before if line_of(one) == mine]
+    of = sum(line_of(one) == mine for one in asked.pending)
+    return replace(waiting, position=len(line) + 1, of=of, ahead=tuple(line[-AHEAD_TOLD:]))
+
+
+def _before(world: World, asked: Snapshot, policy: Policy, request: Request) -> list[Request]:
+    """Who stands before a request, in order, as long as none of them starts."""
+    pending = sorted(asked.pending, key=attrgetter("id"))
+    shares = fair_shares(world.trees, pending, world.capacity, world.charge_first, world.shares)
+    use = asked.user_use if policy.user_decay else None
+    queues = queues_of(pending, use, policy.class_weights)
+    line = Line(queues, world.trees, shares, world.charge_first, order=policy.order)
+    return list(takewhile(lambda one: one.id != request.id, line))
 
 
 def _admission(world: World, request: Request, need: Need) -> Admission | None:
@@ -71,7 +116,3 @@ def _admission(world: World, request: Request, need: Need) -> Admission | None:
     if tree is None or request.department_id not in tree.nodes:
         return None
     return admit(tree, request.department_id, need.charge_milli, interruptible=request.interruptible)
-
-
-def _waiting_of(plan: Plan, request_id: int) -> Waiting | None:
-    return next((one for one in plan.waiting if one.request_id == request_id), None)

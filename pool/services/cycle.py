@@ -10,7 +10,8 @@ moment came, a new request waits that may take something back, or the floor of `
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -27,11 +28,12 @@ from pool.models import SchedulerCycle
 from pool.rubbish import rubbish_left
 from pool.selectors.planner_history import mix_learn, outlook_learn, use_by_person
 from pool.services.decisions import cycle_close, cycle_open, decides
-from pool.services.feed import feed_clean
+from pool.services.feed import Look, feed_clean
 from pool.services.plan_apply import Applied
 from pool.services.plan_batch import places_apply
 from pool.services.planner import PlannerMemory
 from pool.services.poison import Quarantine
+from pool.services.promises import promises_tell
 from pool.services.queue_entries import entries_known, entries_write
 from pool.services.reclaim import plan_reclaim_apply
 from pool.services.snapshot import policy_active
@@ -51,7 +53,8 @@ PRESSED_S = 5.0
 """A blocked new request makes a whole cycle due, but not sooner than so long after the last one."""
 REST = 10
 """Neither sooner than so many times as long as the last whole one took."""
-CLEAN_S = 300.0
+CLEAN_S = 600.0
+"""The feed is cleaned so often, of what was seen by then the last time: who looks seldom need not read all anew."""
 STARTS_A_MESSAGE = 10
 """So many starts are ordered by one message to a worker at most,"""
 STARTS_SPREAD = 16
@@ -103,6 +106,7 @@ class Planner:
     world: World | None = None
     """The engine's state of the pool as the last decision saw it."""
     cleaned: float = field(default_factory=time.monotonic)
+    clean_below: Look | None = None
 
     def learn(self, at: datetime) -> None:
         """Learn from history once an hour."""
@@ -115,12 +119,17 @@ class Planner:
 
     def judge(self, seen: Snapshot, policy: Policy, at: datetime, only: tuple[int, ...] | None) -> Plan:
         """Decide in the world of the last decision, brought up to date; a failed one leaves none behind."""
+        with self.in_world(seen) as world:
+            return decide(seen, policy, to_ms(at), only=only, world=world)
+
+    @contextmanager
+    def in_world(self, seen: Snapshot) -> Iterator[World]:
+        """The world of the last look, brought up to date; it is kept where what was done in it did not fail."""
         world, self.world = self.world, None
         if world is None or not world.follow(seen):
             world = World(seen)
-        plan = decide(seen, policy, to_ms(at), only=only, world=world)
+        yield world
         self.world = world
-        return plan
 
     def scope(self, at: datetime) -> tuple[int, ...] | None:
         """Whom to judge now: None everybody, otherwise these requests (perhaps nobody)."""
@@ -228,6 +237,8 @@ def _round_of(
     steps["apply"], moment = _ms_since(moment), time.monotonic()
     failed = {one.request_id: one.refusal for one in applied if one.allocation is None}
     memory.planned(plan.reserves if only is None else None)
+    if only is None:
+        promises_tell(plan.reserves)
     _write(planner, plan, failed, at, everybody=only is None)
     steps["write"] = _ms_since(moment)
     if only is None:
@@ -337,9 +348,11 @@ def _next_moment(plan: Plan, snapshot: Snapshot, policy: Policy, at_ms: int) -> 
 
 
 def _clean(planner: Planner) -> None:
-    if time.monotonic() - planner.cleaned > CLEAN_S and planner.memory.look is not None:
-        feed_clean(planner.memory.look)
-        planner.cleaned = time.monotonic()
+    look = planner.memory.look
+    if time.monotonic() - planner.cleaned > CLEAN_S and look is not None:
+        below, planner.clean_below, planner.cleaned = planner.clean_below, look, time.monotonic()
+        if below is not None and below.identity == look.identity:
+            feed_clean(below)
 
 
 def _ms_since(moment: float) -> int:

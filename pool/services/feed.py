@@ -42,7 +42,11 @@ SELECT DISTINCT kind, key FROM pool_planner_feed
  WHERE xid >= pg_snapshot_xmin(%s::pg_snapshot) AND NOT pg_visible_in_snapshot(xid, %s::pg_snapshot)
 """
 CLEAN = """
-WITH mark AS (UPDATE pool_planner_mark SET cleaned_below = %s::text::xid8 WHERE id = 1)
+WITH mark AS (
+  UPDATE pool_planner_mark SET cleaned_below = CASE
+    WHEN cleaned_below >= pg_snapshot_xmax(pg_current_snapshot()) THEN %s::text::xid8  -- of another server
+    ELSE greatest(cleaned_below, %s::text::xid8) END
+   WHERE id = 1)
 DELETE FROM pool_planner_feed
  WHERE xid < %s::text::xid8 OR xid >= pg_snapshot_xmax(pg_current_snapshot())
 """
@@ -107,7 +111,7 @@ def feed_clean(below: Look) -> int:
     server with a restored database; returns how many.
     """
     with connection.cursor() as cursor:
-        cursor.execute(CLEAN, [str(below.xmin), str(below.xmin)])
+        cursor.execute(CLEAN, [str(below.xmin)] * 3)
         return int(cursor.rowcount)
 
 

@@ -57,14 +57,41 @@ def measure(scale: Any, *, whole: int, quick: int, burst: int) -> dict[str, floa
         "whole_p95_ms": percentile(wholes, 0.95),
         **{f"whole_{name}_ms": percentile(values, 0.5) for name, values in sorted(steps.items())},
         "whole_cpu_p50_ms": percentile(cpu[0], 0.5),
+        "whole_cpu_p95_ms": percentile(cpu[0], 0.95),
         "new_request_cpu_p50_ms": percentile(cpu[1], 0.5),
         "new_request_p50_ms": percentile(quicks, 0.5),
         "new_request_p95_ms": percentile(quicks, 0.95),
         "new_requests_placed": placed_quick,
     }
-    figures |= _admissions(burst)
+    figures |= _wishes(scale) | _admissions(burst)
     figures["memory_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {name: round(value, 1) for name, value in figures.items()}
+
+
+def _wishes(scale: Any) -> dict[str, float]:
+    """Milliseconds of "if I asked for this": the first in a process, and others while one request comes in line and
+    is judged before each.
+    """
+    from pool.selectors.fit import fit_check
+    from pool.services.cycle import schedule_cycle
+    from tests.perf import _pool_scale as pool
+
+    took, cpu = [], []
+    for number in range(12):
+        wish = pool.request_row(
+            scale, "a800", number, pool.moment(), gpus_per_node=4, charge_milli=4000, state="draft"
+        )
+        used = time.process_time()
+        took.append(_timed(lambda one=wish: fit_check(one, max_age_s=0))[0])
+        cpu.append((time.process_time() - used) * 1000)
+        pool.queue(scale, 1, pool.moment())
+        schedule_cycle(cause="perf")
+    return {
+        "first_wish_ms": took[0],
+        "wish_p50_ms": percentile(took[1:], 0.5),
+        "wish_p95_ms": percentile(took[1:], 0.95),
+        "wish_cpu_p50_ms": percentile(cpu[1:], 0.5),
+    }
 
 
 def _admissions(burst: int) -> dict[str, float]:
@@ -73,13 +100,19 @@ def _admissions(burst: int) -> dict[str, float]:
     from tests.perf import _pool_scale as pool
 
     pool.give_back(burst)
-    placed, spent = 0, 0.0
+    placed, spent, cpu = 0, 0.0, 0.0
     while True:
+        used = time.process_time()
         took, result = _timed(lambda: schedule_cycle(cause="perf"))
         if len(result.placed) < burst // 20:
             break
         placed, spent = placed + len(result.placed), spent + took / 1000
-    return {"admitted": placed, "admissions_per_s": placed / spent if spent else 0.0}
+        cpu += time.process_time() - used
+    return {
+        "admitted": placed,
+        "admissions_per_s": placed / spent if spent else 0.0,
+        "admissions_per_cpu_s": placed / cpu if cpu else 0.0,
+    }
 
 
 def over_allocated() -> int:

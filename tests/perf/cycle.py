@@ -30,6 +30,7 @@ def run() -> dict[str, Any]:
                 "whole_p95_ms": ["<", 2000],
                 "new_request_p95_ms": ["<", 150],
                 "admissions_per_s": [">=", 400],
+                "wish_p95_ms": ["<", 1000],
                 "over_allocated_milli": ["<", 1],
             },
         }

@@ -4,13 +4,14 @@ the last decision.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from hypothesis.errors import UnsatisfiedAssumption
 
 from pool.engine import decide as module
 from pool.engine import preempt, reclaim
@@ -20,6 +21,7 @@ from pool.engine.mix import learn
 from pool.engine.model import Plan, Policy, Running, Snapshot
 from pool.engine.round import Round
 from pool.engine.victims import Candidate, Found, Search
+from pool.engine.whatif import place_check
 from pool.engine.world import World
 from quotas.engine.tree import QuotaNode, QuotaTree
 from tests.pool.engine.builders import FLAVOURS, HOUR, NOW, ask, node, pool, quota, run
@@ -109,7 +111,7 @@ def learnt(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, mix=learn(snapshot.pending, snapshot.running, FACTS))
 
 
-def after(snapshot: Snapshot, plan: Plan, draw: st.DrawFn) -> Snapshot:
+def after(snapshot: Snapshot, plan: Plan, draw: Callable[[Any], Any]) -> Snapshot:
     """What the pool may look like next: some of the plan runs, some work ended or changed, the line is another."""
     asked = {request.id: request for request in snapshot.pending}
     number = max((one.allocation_id for one in snapshot.running), default=0)
@@ -168,6 +170,47 @@ def test_a_world_that_is_kept_decides_as_a_new_one(snapshot: Snapshot, data: st.
         now = after(now, kept, data.draw)
         assert world.follow(now)
     assert decide(now, Policy(), NOW, world=world) == decide(now, Policy(), NOW)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@given(snapshots() | contested(), st.booleans(), st.integers(1, 8), st.data())
+def test_a_wish_is_told_alone_what_it_is_told_in_line(
+    snapshot: Snapshot, many: bool, cards: int, data: st.DataObject
+) -> None:
+    """In a pool at rest, with what the last whole plan promised. Where room can be made for it, whole plans may not try
+    that: a longer request of its kind, which failed, stands for both there.
+    """
+    snapshot = at_rest(crowd(snapshot) if many else snapshot)
+    like = ask(1, cards)
+    if snapshot.pending and data.draw(st.booleans()):
+        like = data.draw(st.sampled_from(snapshot.pending))
+    departments = sorted({one.id for rows in snapshot.quotas.values() for one in rows} or {2})  # type: ignore[type-var]
+    wish = replace(
+        like,
+        id=10**9,
+        queued_at=NOW,
+        department_id=data.draw(st.sampled_from(departments)),
+        priority=data.draw(st.integers(0, 2)),
+        duration_ms=data.draw(st.sampled_from([None, HOUR, 9 * HOUR])),
+        interruptible=data.draw(st.booleans()),
+    )
+    alone = place_check(snapshot, Policy(), NOW, wish, alone=True)
+    whole = place_check(snapshot, Policy(), NOW, wish)
+    if alone.waiting is not None and alone.waiting.code == "making_room":
+        assert whole.waiting is not None
+    else:
+        assert alone == whole
+
+
+def at_rest(snapshot: Snapshot) -> Snapshot:
+    """The pool once all that fits has started, with the promises of its plan."""
+    for _ in range(4):
+        plan = decide(snapshot, Policy(), NOW)
+        assume(not (plan.evicts or plan.keeps or plan.moves or plan.layouts))
+        if not plan.places:
+            return replace(snapshot, promised=plan.reserves)
+        snapshot = after(snapshot, plan, lambda _strategy: 1)
+    raise UnsatisfiedAssumption
 
 
 def test_a_world_does_not_follow_to_other_nodes_flavours_or_another_mix() -> None:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from pool.models import Allocation, QueueEntry
+from pool.selectors import fit
 from pool.selectors.fit import fit_check
 from pool.services.cycle import schedule_cycle
 from portal.kernel.clock import set_clock
@@ -81,3 +82,36 @@ def test_a_request_in_line_is_judged_at_its_own_place(team, h800):
 def test_without_the_line_only_place_and_quota_count(team, h800):
     found = fit_check(wish(team, h800, 8), in_line=False, max_age_s=0)
     assert (found.free_now, found.position) == (True, None)
+
+
+def test_behind_a_long_line_only_the_wish_is_decided_about_and_told_the_same(team, h800, monkeypatch):
+    build.limits(team, h800, 16, hard_cap=None)
+    pool.queued(team, h800, 6, duration_s=7200)
+    schedule_cycle()
+    pool.queued(team, h800, 8, duration_s=7200)
+    with set_clock(T + timedelta(minutes=2)):
+        schedule_cycle()
+        told = set()
+        for gpus, seconds in ((2, 3600), (2, 9 * 3600), (4, 3600), (8, 3600), (9, 3600)):
+            ask = wish(team, h800, gpus)
+            ask.duration_s = seconds
+            monkeypatch.setattr(fit, "LONG_LINE", 1000)
+            whole = fit_check(ask, max_age_s=0)
+            monkeypatch.setattr(fit, "LONG_LINE", 0)
+            assert fit_check(ask, max_age_s=0) == whole
+            told.add(whole.reason)
+        assert {"", "behind", "no_node_fits"} <= told
+
+
+def test_a_process_follows_what_changed_since_it_looked(team, h800):
+    ask = wish(team, h800, 4)
+    assert fit_check(ask, max_age_s=0).starts_now
+    loads = fit._watcher.planner.memory.loads
+    pool.queued(team, h800, 5)
+    schedule_cycle()
+    assert not fit_check(ask, max_age_s=0).starts_now
+    assert fit_check(ask).reason == "quota_blocked"
+    build.limits(team, h800, 16, hard_cap=None)
+    assert fit_check(ask).reason == "quota_blocked"  # as of some moments ago
+    assert fit_check(ask, max_age_s=0).reason == "no_node_fits"
+    assert fit._watcher.planner.memory.loads == loads

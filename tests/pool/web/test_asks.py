@@ -26,7 +26,7 @@ BUDGET = 15
 
 @pytest.fixture
 def house(monkeypatch):
-    monkeypatch.setattr(fit, "_last", None)
+    monkeypatch.setattr(fit, "_watcher", fit.Watcher())
     with set_clock(T):
         made = build.House()
         pool.node(made.h800, name="sh-1")
