@@ -13,6 +13,7 @@ from django.utils.translation import gettext
 from portal.kernel import clock
 from portal.web import formats, icons, states
 from portal.web.actors import actor_word
+from portal.web.audit_words import act_word
 from portal.web.tags.base import EMPTY, attr, register, request_of, svg
 
 
@@ -218,6 +219,7 @@ def via_word(via: str) -> str:
 
 
 register.filter(actor_word)
+register.filter(act_word)
 
 
 @register.filter
