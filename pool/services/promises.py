@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import structlog
+from django.conf import settings
 from django.core.cache import cache
 from redis.exceptions import RedisError
 
@@ -20,9 +21,9 @@ LAST_S = 600
 
 
 def promises_tell(promised: Sequence[Reserve]) -> None:
-    """Keep them for others; a Redis that is away costs nothing but that."""
+    """Keep them for others of this release; a Redis that is away costs nothing but that."""
     try:
-        cache.set(KEY, tuple(promised), LAST_S)
+        cache.set(KEY, tuple(promised), LAST_S, version=settings.GPUPOOL_VERSION)
     except RedisError as error:
         log.info("promises_not_told", error=type(error).__name__)
 
@@ -30,6 +31,6 @@ def promises_tell(promised: Sequence[Reserve]) -> None:
 def promises_told() -> tuple[Reserve, ...]:
     """Those of the last whole plan; none where nobody knows."""
     try:
-        return cache.get(KEY) or ()
+        return cache.get(KEY, version=settings.GPUPOOL_VERSION) or ()
     except RedisError:
         return ()

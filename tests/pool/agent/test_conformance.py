@@ -39,7 +39,6 @@ CONTROLLED = "while [ ! -s {file} ]; do sleep 0.05; done; exit $(cat {file})"
 class AgentRig(Rig):
     """See ``Rig``."""
 
-    cannot = frozenset({"lost_answer", "slow", "refuses", "forgets"})
     deadline_s = 240.0
 
     def __init__(self, agent: Process, folder: Path) -> None:
@@ -114,7 +113,7 @@ def rig(online: Process, tmp_path_factory: pytest.TempPathFactory) -> Iterator[A
         yield AgentRig(online, folder)
 
 
-class TestAgent(Conformance):
+class TestAgent(Conformance, cannot=frozenset({"lost_answer", "slow", "refuses", "forgets"})):
     @pytest.fixture
     def rig(self, rig: AgentRig) -> AgentRig:
         return rig

@@ -30,8 +30,6 @@ class Rig:
 
     cluster: Cluster
     executor: Executor
-    cannot: frozenset[str] = frozenset()
-    """Faults by name that this system cannot have: lost_answer, refuses, away, slow, restarts, forgets."""
     deadline_s: float = 120.0
 
     def member(self, command: str = "sleep 600", gpus: int = 1) -> AllocationMember:
@@ -119,11 +117,14 @@ class Conformance:
     def rig(self) -> Rig:
         raise NotImplementedError
 
-    @pytest.fixture(autouse=True)
-    def _fault_possible(self, request: pytest.FixtureRequest, rig: Rig) -> None:
-        marker = request.node.get_closest_marker("fault")
-        if marker is not None and marker.args[0] in rig.cannot:
-            pytest.skip(f"this system cannot have the fault: {marker.args[0]}")
+    def __init_subclass__(cls, cannot: frozenset[str] = frozenset()) -> None:
+        """``cannot``: faults by name that this system cannot have (lost_answer, refuses, away, slow, restarts,
+        forgets): they are no tests of it."""
+        for name, test in vars(Conformance).items():
+            if any(
+                mark.name == "fault" and mark.args[0] in cannot for mark in getattr(test, "pytestmark", ())
+            ):
+                setattr(cls, name, None)
 
     def running(self, rig: Rig, command: str = "sleep 600") -> AllocationMember:
         member = rig.member(command)
