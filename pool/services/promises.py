@@ -15,7 +15,8 @@ from redis.exceptions import RedisError
 from pool.engine.model import Reserve
 
 log = structlog.get_logger(__name__)
-KEY = "pool.promises"
+KEY = f"pool.promises.{settings.GPUPOOL_VERSION}"
+"""Of this release only: another one may know other fields."""
 LAST_S = 600
 """A planner makes a whole plan far more often."""
 
@@ -23,7 +24,7 @@ LAST_S = 600
 def promises_tell(promised: Sequence[Reserve]) -> None:
     """Keep them for others of this release; a Redis that is away costs nothing but that."""
     try:
-        cache.set(KEY, tuple(promised), LAST_S, version=settings.GPUPOOL_VERSION)
+        cache.set(KEY, tuple(promised), LAST_S)
     except RedisError as error:
         log.info("promises_not_told", error=type(error).__name__)
 
@@ -31,6 +32,6 @@ def promises_tell(promised: Sequence[Reserve]) -> None:
 def promises_told() -> tuple[Reserve, ...]:
     """Those of the last whole plan; none where nobody knows."""
     try:
-        return cache.get(KEY, version=settings.GPUPOOL_VERSION) or ()
+        return cache.get(KEY) or ()
     except RedisError:
         return ()
