@@ -10,17 +10,18 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from monitoring.engine.tiles import NO_DATA_MS
+from monitoring.engine.waste import HW_SLOWDOWN, HW_THERMAL, POWER_BRAKE, POWER_CAP, SW_THERMAL
 from monitoring.models import GpuState
 
 THROTTLES = {
     0x1: "idle",
     0x2: "application_clocks",
-    0x4: "power_cap",
-    0x8: "hardware_slowdown",
+    POWER_CAP: "power_cap",
+    HW_SLOWDOWN: "hardware_slowdown",
     0x10: "sync_boost",
-    0x20: "thermal_software",
-    0x40: "thermal_hardware",
-    0x80: "power_brake",
+    SW_THERMAL: "thermal_software",
+    HW_THERMAL: "thermal_hardware",
+    POWER_BRAKE: "power_brake",
     0x100: "display",
 }
 """NVML's clock event reasons by bit (P13): idle, clocks that were set and the power cap are no faults."""

@@ -67,18 +67,12 @@ def observed(pod: Mapping[str, Any]) -> Observation:
         return _over(pod, external, phase, work)
     bound = bool((pod.get("spec") or {}).get("nodeName"))
     running = (work.get("state") or {}).get("running")
-    if running is not None and bound:
+    if bound and (running is not None or _adopted(meta)):
+        # What was taken in runs on while its kubelet begins its containers again: its cards stay its own.
+        began = status.get("startTime") if running is None else running.get("startedAt")
         return Observation(
             "running",
-            started_at=when(running.get("startedAt")),
-            external_id=external,
-            account=_account(pod),
-            devices=_devices(meta),
-        )
-    if bound and _adopted(meta):  # its kubelet begins its containers again by itself; its cards stay its own
-        return Observation(
-            "running",
-            started_at=when(status.get("startTime")),
+            started_at=when(began),
             external_id=external,
             account=_account(pod),
             devices=_devices(meta),
