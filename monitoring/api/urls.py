@@ -7,6 +7,7 @@ from typing import Any
 from django.urls import path
 
 from monitoring.api.alert_views import AlertRuleViewSet, AlertViewSet
+from monitoring.api.export_views import ExportViewSet
 from monitoring.api.finding_views import FindingViewSet
 from monitoring.api.report_views import ReportViewSet
 from monitoring.api.source_views import SourceViewSet
@@ -26,6 +27,7 @@ router_entries: list[tuple[str, Any, str]] = [
     ("findings", FindingViewSet, "finding"),
     ("alert-rules", AlertRuleViewSet, "alert-rule"),
     ("alerts", AlertViewSet, "alert"),
+    ("exports", ExportViewSet, "export"),
 ]
 urlpatterns_v1: list[Any] = [
     path("telemetry/state/", StateView.as_view(_LIST), name="telemetry-state"),
@@ -36,6 +38,7 @@ urlpatterns_v1: list[Any] = [
     path("allocations/<uuid:uid>/history/", AllocationHistoryView.as_view(_LIST), name="allocation-history"),
     path("reports/", ReportViewSet.as_view(_LIST), name="report-kinds"),
     path("reports/runs/<uuid:uid>/", ReportViewSet.as_view({"get": "run"}), name="report-run"),
+    path("exports/<uuid:uid>/file/", ExportViewSet.as_view({"get": "download"}), name="export-download"),
     path("what-ifs/", WhatIfReportViewSet.as_view({"get": "list", "post": "create"}), name="what-ifs"),
     path(
         "what-ifs/<uuid:uid>/",

@@ -5,30 +5,33 @@ A job that a dead worker left is taken up again by the sweep; a file stands unde
 
 from __future__ import annotations
 
+import errno
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+from uuid import UUID
 
 from celery import current_app
 from django.conf import settings
 from django.db import connections, transaction
+from django.db.models import QuerySet
 from django.urls import reverse
 from django.utils import translation
 from django.utils.translation import gettext as _
 from django.utils.translation import pgettext
 
 from monitoring.models import ExportJob
+from portal.accounts.models import User
 from portal.accounts.policy import Policy, policy_of
 from portal.kernel.clock import now
 from portal.kernel.csv_export import machine_csv, people_csv
-from portal.kernel.errors import DomainError, Invalid, Refused
+from portal.kernel.errors import Conflict, DomainError, Invalid, NotFound, Refused
 from portal.kernel.tables import Table
-from portal.kernel.xlsx_export import xlsx_write
+from portal.kernel.xlsx_export import TooManyRows, xlsx_write
 from portal.notify.services import notify
 from portal.ops.actor import Actor
 from portal.ops.outbox import load_celery
@@ -44,10 +47,14 @@ KEPT = timedelta(days=7)
 DEAD = timedelta(minutes=5)
 """Without a sign of life for so long, a job's worker is taken for dead."""
 
+OPEN_AT_MOST = 5
+"""Files of one person that wait or are being made."""
+
 STEP = 2000
 BEAT_S = 1.0
 """Rows between two looks at the clock, and seconds between two signs of life: each opens a connection of its own."""
 
+OPEN = (ExportJob.State.QUEUED, ExportJob.State.RUNNING)
 KINDS = {"lines_people": "csv", "lines_machines": "csv", "lines_xlsx": "xlsx", "focus": "csv"}
 
 
@@ -66,7 +73,7 @@ def path_of(job: ExportJob) -> Path:
 def export_ask(*, acting_user: Actor, kind: str, params: Mapping[str, str]) -> ExportJob:
     """Ask for a file of ledger lines under a filter, in the active language; a worker makes it.
 
-    Invalid for a kind or filter that is unknown, and for FOCUS without a month.
+    Invalid for a kind or filter that is unknown, and for FOCUS without a month; Conflict with too many open ones.
     """
     if kind not in KINDS:
         raise Invalid.field("kind", _("Known files: lines_people, lines_machines, lines_xlsx, focus."))
@@ -77,6 +84,12 @@ def export_ask(*, acting_user: Actor, kind: str, params: Mapping[str, str]) -> E
         raise Invalid.field("month", _("A FOCUS file is of one month."))
     with transaction.atomic():
         seen = None if policy.reads_money.everything else sorted(policy.reads_money.ids)
+        User.objects.select_for_update().get(pk=policy.user.pk)  # one ask of a person at a time
+        if exports_of(policy).filter(state__in=OPEN).count() >= OPEN_AT_MOST:
+            raise Conflict(
+                code="too_many_files",
+                detail=_("%(n)s of your files are being made. Wait for one of them.") % {"n": OPEN_AT_MOST},
+            )
         job = ExportJob.objects.create(
             kind=kind,
             params={**wanted, "seen": seen},
@@ -104,6 +117,41 @@ def may_fetch(job: ExportJob, policy: Policy) -> bool:
     return scope.everything or (seen is not None and set(seen) <= set(scope.ids))
 
 
+def exports_of(policy: Policy) -> QuerySet[ExportJob]:
+    """What the reader asked for, newest first."""
+    return ExportJob.objects.filter(owner_id=policy.user.pk).order_by("-id")
+
+
+def export_for(policy: Policy, uid: UUID) -> ExportJob:
+    """One of the reader's own. NotFound for anybody else's."""
+    job = exports_of(policy).filter(uid=uid).first()
+    if job is None:
+        raise NotFound(code="not_found", detail=_("There is no such file here, or it has expired."))
+    return job
+
+
+def export_open(policy: Policy, uid: UUID) -> tuple[ExportJob, BinaryIO]:
+    """The finished file, open for reading. Its owner must still see all that is in it.
+
+    NotFound for a file that is not theirs, has expired or holds what they no longer see; Conflict for one that is
+    not there yet (`file_not_ready`) or could not be made (`file_failed`).
+    """
+    job = export_for(policy, uid)
+    if job.state in OPEN:
+        raise Conflict(code="file_not_ready", detail=_("The file is still being made."))
+    if job.state == ExportJob.State.FAILED:
+        raise Conflict(code="file_failed", detail=_("The file could not be made. Ask for it again."))
+    gone = NotFound(code="not_found", detail=_("There is no such file here, or it has expired."))
+    if job.state != ExportJob.State.READY or not may_fetch(job, policy):
+        raise gone
+    if job.expires_at is not None and job.expires_at <= now():
+        raise gone
+    try:
+        return job, path_of(job).open("rb")
+    except FileNotFoundError as error:
+        raise gone from error
+
+
 def export_make(*, job_id: int) -> bool:
     """Make the file of a waiting job; False when another worker has it or it is made. Its owner is told."""
     taken = ExportJob.objects.filter(pk=job_id, state=ExportJob.State.QUEUED).update(
@@ -112,25 +160,27 @@ def export_make(*, job_id: int) -> bool:
     if not taken:
         return False
     job = ExportJob.objects.select_related("owner").get(pk=job_id)
-    target = path_of(job)
-    part = target.with_suffix(f".{os.getpid()}.part")
+    part: Path | None = None
     try:
+        target = path_of(job)
+        part = target.with_suffix(f".{os.getpid()}.part")
         with translation.override(job.language), one_look():
             rows = _write(job, part)
         part.replace(target)
     except DomainError as error:
         return _fail(job, part, error.code)
-    except OSError:
-        free = shutil.disk_usage(part.parent).free
-        return _fail(job, part, "no_space" if free < 10_000_000 else "not_written")
-    except ValueError:
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return _fail(job, part, "no_space" if full else "not_written")
+    except TooManyRows:
         return _fail(job, part, "too_many_rows")
     _ready(job, target.stat().st_size, rows)
     return True
 
 
-def _fail(job: ExportJob, part: Path, code: str) -> bool:
-    part.unlink(missing_ok=True)
+def _fail(job: ExportJob, part: Path | None, code: str) -> bool:
+    if part is not None:
+        part.unlink(missing_ok=True)
     ExportJob.objects.filter(pk=job.pk).update(
         state=ExportJob.State.FAILED, error_code=code, updated_at=now()
     )

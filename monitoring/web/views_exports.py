@@ -13,10 +13,14 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_safe
 
 from monitoring.models import ExportJob
-from monitoring.services.exports import export_ask, may_fetch, path_of
-from portal.kernel.errors import DomainError, NotFound
+from monitoring.services.exports import OPEN, export_ask, export_open, exports_of
+from portal.accounts.middleware import policy_of_request
+from portal.accounts.policy import Policy
+from portal.kernel.errors import DomainError
 from portal.ops.actor import actor_of
-from quotas.selectors.money import book_months
+from quotas.selectors.about import filter_words
+from quotas.selectors.money import PARAMS, book_months, line_filter, month_from
+from quotas.templatetags.money_tags import month_name
 
 
 def kind_words() -> dict[str, str]:
@@ -45,7 +49,12 @@ def error_words() -> dict[str, str]:
 @login_required
 @require_http_methods(["GET", "HEAD", "POST"])
 def exports(request: HttpRequest) -> HttpResponseBase:
-    """``/reports/files/``: the reader's files; POST asks for one (``file``, and a filter of lines)."""
+    """``/reports/files/``: the reader's files; POST asks for one (``file``, and a filter of lines). A filter in the
+    address, as the ledger's and month's pages hand it on, stands in the form.
+    """
+    policy = policy_of_request(request)
+    given = {name: request.GET[name] for name in sorted(PARAMS) if request.GET.get(name)}
+    chosen = line_filter(given, policy)
     if request.method == "POST":
         try:
             export_ask(
@@ -58,12 +67,12 @@ def exports(request: HttpRequest) -> HttpResponseBase:
             messages.success(request, _("The file is being made; you will be told when it is ready."))
         return HttpResponseRedirect(reverse("monitoring:exports"))
     words, errors = kind_words(), error_words()
-    jobs = ExportJob.objects.filter(owner_id=request.user.pk).order_by("-id")[:50]
+    jobs = exports_of(policy)[:50]
     rows = [
         {
             "job": job,
             "what": words.get(job.kind, job.kind),
-            "month": job.params.get("month", ""),
+            "of": _of(job, policy),
             "percent": min(100, 100 * job.done // job.total) if job.total else 0,
             "error": errors.get(job.error_code, job.error_code),
             "icon": {"ready": "check", "failed": "fault", "running": "refresh", "queued": "clock"}.get(
@@ -79,17 +88,30 @@ def exports(request: HttpRequest) -> HttpResponseBase:
         "rows": rows,
         "kinds": list(words.items()),
         "months": book_months(),
-        "active": any(job.state in ("queued", "running") for job in jobs),
+        "month": chosen.month,
+        "asked": request.GET.get("file", ""),
+        "chips": filter_words(chosen, policy),
+        "given": [(name, value) for name, value in given.items() if name != "month"],
+        "active": any(job.state in OPEN for job in jobs),
     }
     return render(request, "monitoring/reports/files.html", context)
+
+
+def _of(job: ExportJob, policy: Policy) -> str:
+    """Which lines are in it, in words; what the reader no longer sees is not named."""
+    asked = {name: value for name, value in job.params.items() if name in PARAMS}
+    month = asked.pop("month", "")
+    words = [month_name(month_from(month)) if month else _("all months")]
+    try:
+        words += [label for label, _param in filter_words(line_filter(asked, policy), policy)]
+    except DomainError:
+        words.append(_("a filter that no longer holds"))
+    return " · ".join(words)
 
 
 @login_required
 @require_safe
 def export_file(request: HttpRequest, uid: UUID) -> HttpResponseBase:
     """The finished file, for whoever asked for it and still sees all that is in it."""
-    job = ExportJob.objects.filter(uid=uid, state=ExportJob.State.READY).first()
-    policy = request.policy  # type: ignore[attr-defined]
-    if job is None or not may_fetch(job, policy) or not path_of(job).is_file():
-        raise NotFound(code="not_found", detail=_("There is no such file here, or it has expired."))
-    return FileResponse(path_of(job).open("rb"), as_attachment=True, filename=job.file_name)
+    job, file = export_open(policy_of_request(request), uid)
+    return FileResponse(file, as_attachment=True, filename=job.file_name)

@@ -52,6 +52,10 @@ _SPECIAL = re.compile(f"[&<>]|{_ILLEGAL.pattern}|{_CODED.pattern}")
 _SHEET = re.compile(r"[\[\]:*?/\\]")
 
 
+class TooManyRows(ValueError):
+    """A table has more rows than a sheet holds."""
+
+
 def xlsx_bytes(
     *,
     about: Iterable[tuple[Any, Any]],
@@ -73,7 +77,7 @@ def xlsx_write(
     made_at: datetime,
     words: dict[str, str],
 ) -> None:
-    """Write the file; rows may come one by one. ValueError for more of them than a sheet holds."""
+    """Write the file; rows may come one by one. TooManyRows for more of them than a sheet holds."""
     frame = io.BytesIO()
     book = xlsxwriter.Workbook(
         frame,
@@ -177,7 +181,7 @@ def _sheet(
     total: list[Any] = [0 if column.sums else None for column in table.columns]
     for last, row in enumerate(table.rows, start=1):
         if last > ROWS_AT_MOST:
-            raise ValueError("more rows than a sheet holds")
+            raise TooManyRows("more rows than a sheet holds")
         at = str(last + 1)
         found = "".join(
             [f"{begin}{at}{end(row[column])}" for column, begin, end in cells if row[column] not in NOTHING]

@@ -8,6 +8,7 @@ from django.utils.translation import gettext_lazy, pgettext
 
 from portal.accounts.policy import Policy
 from portal.kernel.clock import now
+from quotas.models import LedgerEntry
 from quotas.selectors.billing_time import billing_zone
 from quotas.selectors.money import LineFilter
 from quotas.selectors.month_words import month_name
@@ -42,9 +43,19 @@ def filter_chips(chosen: LineFilter, policy: Policy) -> list[tuple[str, str]]:
     return chips
 
 
+def filter_words(chosen: LineFilter, policy: Policy) -> list[tuple[str, str]]:
+    """The same with the kind of line and the search, which pages show in their fields."""
+    words = filter_chips(chosen, policy)
+    if chosen.kind:
+        words.append((_("Kind: %(kind)s") % {"kind": LedgerEntry.Kind(chosen.kind).label}, "kind"))
+    if chosen.q:
+        words.append((_("Search: %(text)s") % {"text": chosen.q}, "q"))
+    return words
+
+
 def about(chosen: LineFilter, policy: Policy, *, mark: int) -> list[tuple[str, str]]:
     """The head block of a file for people."""
-    filters = "; ".join(label for label, _param in filter_chips(chosen, policy)) or _("all that you may see")
+    filters = "; ".join(label for label, _param in filter_words(chosen, policy)) or _("all that you may see")
     zone = billing_zone()
     rows = [
         (_("Period"), month_name(chosen.month) if chosen.month else _("all months")),

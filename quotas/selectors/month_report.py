@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta
 
-from django.db.models import Sum
+from django.db import connection
+from django.db.models import QuerySet, Sum
 
 from portal.accounts.models import User
 from portal.accounts.policy import Policy
 from quotas.engine.billing import day_bounds, month_bounds
-from quotas.models import GpuFlavour, LedgerEntry
+from quotas.models import GpuFlavour, LedgerEntry, LedgerSum
 from quotas.selectors.billing_time import billing_zone, previous_month
 from quotas.selectors.money import LineFilter, Lines
 
@@ -114,13 +115,11 @@ def month_report(policy: Policy, chosen: LineFilter, by: str, *, named: bool = T
     groups, fold = grouping(policy, chosen, by)
     column = KEYS[by]
     earlier: list[_Row] = []
-    grouped = (  # the month and the one before in one look
+    both = (  # the month and the one before in one look
         Lines(policy, replace(chosen, month=None))
         .sums()
         .filter(booked_month__in=(month, previous_month(month)))
         .order_by()
-        .values_list("booked_month", column, "local_day", "kind")
-        .annotate(ms=Sum("gpu_ms"), micro=Sum("amount_micro"), n=Sum("lines"))
     )
     days = _days(month, until)
     wanted = set(days)
@@ -146,11 +145,11 @@ def month_report(policy: Policy, chosen: LineFilter, by: str, *, named: bool = T
         groups[key].total.add(ms, micro, n)
         (report.by_day[key][day] if day in wanted else report.outside).add(ms, micro, n)
 
-    for books, key, day, kind, ms, micro, n in grouped:
+    for books, key, day, kind, ms, micro, n in _folded(both, column, groups.owner):
         if books != month:
             earlier.append((key, day, ms, micro, n))
             continue
-        count(fold(key), day, ms, micro, n)
+        count(key, day, ms, micro, n)
         if kind == LedgerEntry.Kind.CORRECTION:
             report.corrections.add(ms, micro, n)
     of_row = operator.attrgetter(column)
@@ -159,7 +158,7 @@ def month_report(policy: Policy, chosen: LineFilter, by: str, *, named: bool = T
         report.running.add(row.cut.gpu_ms, row.cut.amount_micro)
     for group in groups.values():
         report.total.add(group.total.gpu_ms, group.total.amount_micro, group.total.lines)
-    _compare(report, groups, fold, earlier)
+    _compare(report, groups, earlier)
     report.groups = sorted(
         (g for g in groups.values() if g.total.lines or g.before_micro),
         key=lambda g: (-g.total.amount_micro, -g.total.gpu_ms, g.label),
@@ -167,6 +166,30 @@ def month_report(policy: Policy, chosen: LineFilter, by: str, *, named: bool = T
     if named and by == "user":
         name_users(report.groups)
     return report
+
+
+def _folded(
+    sums: QuerySet[LedgerSum] | QuerySet[LedgerEntry], column: str, owner: Mapping[int, int]
+) -> Iterator[tuple[date, Hashable, date, str, int, int, int]]:
+    """Sums by month of the books, group, day and kind. The database puts the departments below a head together: of
+    hundreds of them over two months some thousand rows come here instead of tens of thousands.
+    """
+    rows = sums.values_list("booked_month", column, "local_day", "kind").annotate(
+        ms=Sum("gpu_ms"), micro=Sum("amount_micro"), n=Sum("lines")
+    )
+    if not owner:
+        yield from rows
+        return
+    sql, params = rows.query.sql_with_params()
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT r.books, coalesce(o.head, r.key), r.day, r.kind, "
+            "sum(r.ms)::bigint, sum(r.micro)::bigint, sum(r.n)::bigint "
+            f"FROM ({sql}) AS r (books, key, day, kind, ms, micro, n) "
+            "LEFT JOIN unnest(%s::bigint[], %s::bigint[]) AS o (key, head) ON o.key = r.key GROUP BY 1, 2, 3, 4",
+            [*params, list(owner), list(owner.values())],
+        )
+        yield from cursor
 
 
 def _days(month: date, until: datetime) -> list[date]:
@@ -178,7 +201,7 @@ def _days(month: date, until: datetime) -> list[date]:
     )
 
 
-def _compare(report: MonthReport, groups: Groups, fold: Fold, rows: Iterable[_Row]) -> None:
+def _compare(report: MonthReport, groups: Groups, rows: Iterable[_Row]) -> None:
     """Money of the month before, for a running month only up to the same day and time of it: whole days, and
     of the last day the share of it that has passed.
     """
@@ -195,9 +218,9 @@ def _compare(report: MonthReport, groups: Groups, fold: Fold, rows: Iterable[_Ro
         report.before_whole.add(ms, micro, n)
         report.before_by_day[day] += micro
         if day < cut_day:
-            _add_before(report, groups[fold(key)], ms, micro)
+            _add_before(report, groups[key], ms, micro)
         elif day == cut_day:
-            that_day[fold(key)].add(ms, micro, n)
+            that_day[key].add(ms, micro, n)
     for key, total in that_day.items():
         ms, micro = total.gpu_ms * passed // length, total.amount_micro * passed // length
         if ms or micro:
@@ -210,11 +233,12 @@ def _add_before(report: MonthReport, group: Group, ms: int, micro: int) -> None:
 
 
 class Groups(dict[Hashable, Group]):
-    """Groups made when first met."""
+    """Groups made when first met. `owner`: the head that a department below it counts for."""
 
-    def __init__(self, make: Callable[[Hashable], Group]) -> None:
+    def __init__(self, make: Callable[[Hashable], Group], owner: Mapping[int, int] | None = None) -> None:
         super().__init__()
         self._make = make
+        self.owner = owner or {}
 
     def __missing__(self, key: Hashable) -> Group:
         self[key] = self._make(key)
@@ -280,7 +304,7 @@ def _departments(policy: Policy, chosen: LineFilter) -> tuple[Groups, Fold]:
             children=not own and bool(tree.children.get(key)),
         )
 
-    return Groups(make), lambda k: owner.get(k, k) if isinstance(k, int) else k
+    return Groups(make, owner), lambda k: owner.get(k, k) if isinstance(k, int) else k
 
 
 def name_users(groups: Iterable[Group]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -14,6 +14,7 @@ from django.utils.http import urlencode
 
 from portal.kernel.units import MS_PER_HOUR
 from quotas.selectors.billing_time import billing_zone
+from quotas.selectors.money import PARAMS
 from quotas.selectors.month_words import month_name
 
 register = template.Library()
@@ -120,6 +121,16 @@ def query_with(context: template.Context, params: Mapping[str, str], **changes: 
             found[key] = str(value)
     text = urlencode(found, doseq=True)
     return f"?{text}" if text else "?"
+
+
+@register.simple_tag(takes_context=True)
+def export_query(context: template.Context, month: date | None = None) -> str:
+    """The page's filter of lines, for the page of large files; `month` where the page shows one by itself."""
+    request = context.get("request")
+    found = {name: request.GET[name] for name in sorted(PARAMS) if request and request.GET.get(name)}
+    if month:
+        found["month"] = f"{month:%Y-%m}"
+    return f"?{urlencode(found)}" if found else ""
 
 
 @register.simple_tag

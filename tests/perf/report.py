@@ -41,6 +41,9 @@ def run() -> dict[str, Any]:
             "chargeback_p95_ms": ["<", 500],
             "drill_down_p95_ms": ["<", 300],
             "drill_people_p95_ms": ["<", 300],
+            "ledger_p95_ms": ["<", 300],
+            "big_month_p95_ms": ["<", 500],
+            "big_people_p95_ms": ["<", 500],
             "xlsx_s": ["<", 20],
             "xlsx_mib": ["<", 300],
             "pdf_s": ["<", 20],
@@ -70,6 +73,7 @@ def _pages(books: Any) -> dict[str, float]:
         "drill_people": f"{pages}?month={month}&department={books.division.uid}&by=user",
         "ledger": f"{reverse('quotas:ledger')}?month={month}&department={books.division.uid}",
         "big_month": f"{pages}?month={big}",
+        "big_people": f"{pages}?month={big}&by=user",
     }
     gc.collect()
     gc.freeze()

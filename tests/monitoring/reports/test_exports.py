@@ -10,6 +10,7 @@ import signal
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import openpyxl
@@ -22,8 +23,9 @@ from monitoring.models import ExportJob
 from monitoring.services import exports
 from monitoring.services.exports import export_ask, export_make, exports_sweep, path_of
 from portal.accounts.models import RoleBinding, User
+from portal.accounts.services.tokens import token_create
 from portal.kernel.clock import now, set_clock
-from portal.kernel.errors import Invalid
+from portal.kernel.errors import Conflict, Invalid
 from portal.notify.models import Notification
 from portal.ops.actor import Actor
 from quotas.engine.focus import problems
@@ -127,23 +129,132 @@ def test_the_page_asks_for_each_kind_of_file_and_shows_it(w: World) -> None:
     assert ExportJob.objects.count() == 4
 
 
-def test_a_full_disk_leaves_nothing_and_says_so(w: World) -> None:
+def test_a_full_disk_leaves_nothing_and_says_so(w: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both kinds of writers, against the kernel's own full device."""
     fin = person("fin", ("finance", None))
+    usual = Path.open
+
+    def full(path: Path, *given: Any, **more: Any) -> Any:
+        if path.suffix != ".part":
+            return usual(path, *given, **more)
+        path.touch()
+        return usual(Path("/dev/full"), *given, **more)
+
     with set_clock(NOON):
-        job = export_ask(acting_user=Actor(user=fin), kind="lines_machines", params={})
-        full = mock.Mock(free=0)
-        with (
-            mock.patch.object(exports, "machine_csv", side_effect=OSError(28, "No space left")),
-            mock.patch.object(exports.shutil, "disk_usage", return_value=full),
-        ):
-            assert not export_make(job_id=job.pk)
-        job.refresh_from_db()
-        assert (job.state, job.error_code) == ("failed", "no_space")
+        jobs = [
+            export_ask(acting_user=Actor(user=fin), kind=kind, params={})
+            for kind in ("lines_machines", "lines_xlsx")
+        ]
+        monkeypatch.setattr(Path, "open", full)
+        assert [export_make(job_id=job.pk) for job in jobs] == [False, False]
+        monkeypatch.undo()
+        found = ExportJob.objects.order_by("id").values_list("state", "error_code", "size", "ready_at")
+        assert list(found) == [("failed", "no_space", 0, None)] * 2
         assert list(exports.folder().iterdir()) == []
         client = Client()
         client.force_login(fin)
         client.cookies["django_language"] = "en"
         assert "The disk is full" in client.get(reverse("monitoring:exports")).content.decode()
+        answer = client.get(f"/api/v1/exports/{jobs[0].uid}/file/")
+        assert (answer.status_code, answer.json()["code"]) == (409, "file_failed")
+        assert client.get(f"/api/v1/exports/{jobs[0].uid}/").json()["error_code"] == "no_space"
+        again = export_ask(acting_user=Actor(user=fin), kind="lines_machines", params={})
+        assert export_make(job_id=again.pk)
+
+
+def test_the_export_menu_hands_its_filter_on_and_the_form_asks_for_it(w: World) -> None:
+    client = Client()
+    client.force_login(person("fin", ("finance", None)))
+    client.cookies["django_language"] = "en"
+    asked = {"month": "2026-06", "department": str(w.search.uid), "kind": "usage", "site": "sh"}
+    with set_clock(NOON):
+        for name, query in (("ledger", asked), ("month", {k: v for k, v in asked.items() if k != "month"})):
+            page = client.get(reverse(f"quotas:{name}"), query).content.decode()
+            [link] = re.findall(rf'href="({reverse("monitoring:exports")}\?[^"]*)#new"', page)
+            form = client.get(link.replace("&amp;", "&")).content.decode()
+            assert (
+                "Lab / Search" in form
+                and "Site sh" in form
+                and f"Kind: {LedgerEntry.Kind.USAGE.label}" in form
+            )
+            assert '<option value="2026-06" selected>' in form
+            hidden = dict(re.findall(r'type="hidden" name="(department|kind|site)" value="([^"]*)"', form))
+            assert hidden == {name: asked[name] for name in ("department", "kind", "site")}
+            client.post(
+                reverse("monitoring:exports"), {"file": "lines_machines", "month": "2026-06", **hidden}
+            )
+            job = ExportJob.objects.latest("id")
+            assert export_make(job_id=job.pk)
+            rows = list(csv.DictReader(io.StringIO(path_of(job).read_text())))
+            assert [row["department"] for row in rows] == ["Lab / Search"] == [rows[0]["department"]]
+        page = client.get(reverse("monitoring:exports")).content.decode()
+    assert "June 2026 · Lab / Search · Site sh · Kind: " in page
+
+
+def test_a_program_asks_looks_and_downloads_until_it_expires(w: World) -> None:
+    client, other = Client(), Client()
+    fin, lead = person("fin", ("finance", None)), person("lead", ("lead", w.vision))
+    client.force_login(fin)
+    other.force_login(lead)
+    with set_clock(NOON):
+        _token, value = token_create(
+            acting_user=Actor(user=fin), user=fin, name="books", scopes=["read"],
+        )  # fmt: skip
+        program = Client(headers={"authorization": f"Bearer {value}", "accept": "application/json"})
+        asked = program.post(
+            "/api/v1/exports/", {"file": "focus", "month": "2026-06"}, content_type="application/json"
+        )
+        assert asked.status_code == 201, asked.content
+        row = asked.json()
+        address = f"/api/v1/exports/{row['uid']}/"
+        assert (row["state"], row["url"], row["params"]) == ("queued", None, {"month": "2026-06"})
+        early = client.get(f"{address}file/")
+        assert (early.status_code, early.json()["code"]) == (409, "file_not_ready")
+        assert export_make(job_id=ExportJob.objects.get().pk)
+        row = client.get(address).json()
+        assert (row["state"], row["done"], row["total"], row["file_name"]) == (
+            "ready", 3, 3, "gpu-focus-2026-06.csv",
+        )  # fmt: skip
+        file = program.get(row["url"], headers={"accept": "text/csv"})
+        assert (file.status_code, file["Content-Type"]) == (200, "text/csv")
+        found = b"".join(file.streaming_content)
+        assert (
+            len(found) == row["size"]
+            and problems((rows := list(csv.DictReader(io.StringIO(found.decode()))))[0], rows) == []
+        )
+        assert client.get("/api/v1/exports/").json()["results"][0]["uid"] == row["uid"]
+        assert other.get("/api/v1/exports/").json()["results"] == []
+        for ending in ("", "file/"):
+            assert other.get(f"{address}{ending}").status_code == 404
+        for body, pointer in (
+            ({"file": "parquet"}, "file"),
+            ({"file": "focus"}, "month"),
+            ({"file": "lines_xlsx", "month": "2026-13"}, "month"),
+            ({"file": "lines_xlsx", "colour": "red"}, "colour"),
+        ):
+            wrong = client.post("/api/v1/exports/", body, content_type="application/json")
+            assert (wrong.status_code, wrong.json()["errors"][0]["pointer"]) == (400, pointer)
+        foreign = {"file": "lines_machines", "department": str(w.search.uid)}
+        assert other.post("/api/v1/exports/", foreign, content_type="application/json").status_code == 404
+        assert ExportJob.objects.count() == 1
+        RoleBinding.objects.filter(user=fin).delete()
+        assert client.get(f"{address}file/").status_code == 404, "what they may no longer see"
+    with set_clock(NOON + timedelta(days=7)):
+        RoleBinding.objects.create(user=fin, role="finance", valid_from=NOON)
+        assert client.get(f"{address}file/").status_code == 404, "also before the sweep"
+        exports_sweep()
+        assert client.get(address).json()["state"] == "expired"
+
+
+def test_one_person_has_five_files_in_the_making_at_most(w: World) -> None:
+    fin = Actor(user=person("fin", ("finance", None)))
+    with set_clock(NOON):
+        jobs = [export_ask(acting_user=fin, kind="lines_machines", params={}) for _n in range(5)]
+        with pytest.raises(Conflict) as refused:
+            export_ask(acting_user=fin, kind="lines_machines", params={})
+        assert (refused.value.code, ExportJob.objects.count()) == ("too_many_files", 5)
+        assert export_make(job_id=jobs[0].pk)
+        export_ask(acting_user=fin, kind="lines_machines", params={})
 
 
 def test_what_a_dead_worker_left_is_taken_up_and_old_files_go(w: World) -> None:
@@ -194,7 +305,7 @@ def test_a_worker_killed_while_it_writes_leaves_nothing_to_download_and_another_
     assert (job.state, [path.suffix for path in exports.folder().iterdir()]) == ("running", [".part"])
     address = reverse("monitoring:export-file", args=[job.uid])
     with set_clock(NOON + timedelta(minutes=4)):
-        assert client.get(address).status_code == 404
+        assert client.get(address).status_code == 409
         assert exports_sweep()["again"] == 0, "it may still live"
         assert not export_make(job_id=job.pk)
     with set_clock(NOON + timedelta(minutes=6)):
@@ -202,7 +313,7 @@ def test_a_worker_killed_while_it_writes_leaves_nothing_to_download_and_another_
             assert exports_sweep() == {"again": 1, "expired": 0}
         sent.assert_called_once_with(job.pk)
         assert list(exports.folder().iterdir()) == []
-        assert client.get(address).status_code == 404
+        assert client.get(address).status_code == 409
         assert export_make(job_id=job.pk)
         found = b"".join(client.get(address).streaming_content)
     job.refresh_from_db()
