@@ -7,9 +7,10 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta
+from typing import Any
 
 from django.db import connection
-from django.db.models import QuerySet, Sum
+from django.db.models import Case, DateField, F, Q, QuerySet, Sum, Value, When
 
 from portal.accounts.models import User
 from portal.accounts.policy import Policy
@@ -20,6 +21,11 @@ from quotas.selectors.money import LineFilter, Lines
 
 MS = timedelta(milliseconds=1)
 GROUPINGS = ("department", "flavour", "user", "site")
+SERIES = 7
+"""Groups with days of their own in a chart; the rest is one."""
+
+OTHERS = "others"
+"""The key of that rest among the days of people, who may be thousands."""
 
 
 @dataclass
@@ -74,7 +80,7 @@ class MonthReport:
     before_whole: Total
     before_by_day: dict[date, int]
     days: list[date]
-    by_day: dict[Hashable, dict[date, Total]]
+    by_day: dict[Hashable, dict[date, Total]]  # of people only the first SERIES, and OTHERS
     outside: Total
     corrections: Total
 
@@ -145,7 +151,9 @@ def month_report(policy: Policy, chosen: LineFilter, by: str, *, named: bool = T
         groups[key].total.add(ms, micro, n)
         (report.by_day[key][day] if day in wanted else report.outside).add(ms, micro, n)
 
-    for books, key, day, kind, ms, micro, n in _folded(both, column, groups.owner):
+    many = by == "user"
+    by_part = _parts(report, _cut_day(report)) if many else F("local_day")
+    for books, key, day, kind, ms, micro, n in _folded(both, column, by_part, groups.owner):
         if books != month:
             earlier.append((key, day, ms, micro, n))
             continue
@@ -163,18 +171,66 @@ def month_report(policy: Policy, chosen: LineFilter, by: str, *, named: bool = T
         (g for g in groups.values() if g.total.lines or g.before_micro),
         key=lambda g: (-g.total.amount_micro, -g.total.gpu_ms, g.label),
     )
+    if many:
+        _by_day(report, both, column, lines)
     if named and by == "user":
         name_users(report.groups)
     return report
 
 
+def _parts(report: MonthReport, cut_day: date) -> Case:
+    """In place of a line's day, where thousands of groups have days of their own: one day for all that counts alike.
+    Of this month its own days, and others; of the month before the days before that of the comparison, that day, and
+    the days after.
+    """
+    assert report.filter.month is not None
+    before = previous_month(report.filter.month)
+    last = report.filter.month - timedelta(days=1)
+    this = Q(booked_month=report.filter.month)
+    return Case(
+        When(this & Q(local_day__range=(report.days[0], report.days[-1])), then=Value(report.days[0])),
+        When(this, then=Value(date(1, 1, 1))),
+        When(local_day__lt=cut_day, then=Value(before)),
+        When(local_day=cut_day, then=Value(cut_day)),
+        default=Value(last),
+        output_field=DateField(),
+    )
+
+
+def _by_day(
+    report: MonthReport, both: QuerySet[LedgerSum] | QuerySet[LedgerEntry], column: str, lines: Lines
+) -> None:
+    """The days of the largest groups, each its own, and of all others together."""
+    shown = {group.key: group.key for group in report.groups[:SERIES] if group.key is not None}
+    report.by_day.clear()
+    report.before_by_day.clear()
+    wanted = set(report.days)
+    of_row = operator.attrgetter(column)
+    key = (
+        Case(When(**{f"{column}__in": list(shown)}, then=F(column)), default=Value(0)) if shown else Value(0)
+    )
+    rows = both.values_list("booked_month", key, "local_day").annotate(
+        ms=Sum("gpu_ms"), micro=Sum("amount_micro"), n=Sum("lines")
+    )
+    for books, found, day, ms, micro, n in rows:
+        if books != report.filter.month:
+            report.before_by_day[day] += micro
+        elif day in wanted:
+            report.by_day[shown.get(found, OTHERS)][day].add(ms, micro, n)
+    for row in lines.running_cuts():
+        if row.cut.day in wanted:
+            report.by_day[shown.get(of_row(row), OTHERS)][row.cut.day].add(
+                row.cut.gpu_ms, row.cut.amount_micro
+            )
+
+
 def _folded(
-    sums: QuerySet[LedgerSum] | QuerySet[LedgerEntry], column: str, owner: Mapping[int, int]
+    sums: QuerySet[LedgerSum] | QuerySet[LedgerEntry], column: str, day: Any, owner: Mapping[int, int]
 ) -> Iterator[tuple[date, Hashable, date, str, int, int, int]]:
     """Sums by month of the books, group, day and kind. The database puts the departments below a head together: of
     hundreds of them over two months some thousand rows come here instead of tens of thousands.
     """
-    rows = sums.values_list("booked_month", column, "local_day", "kind").annotate(
+    rows = sums.values_list("booked_month", column, day, "kind").annotate(
         ms=Sum("gpu_ms"), micro=Sum("amount_micro"), n=Sum("lines")
     )
     if not owner:
@@ -205,12 +261,8 @@ def _compare(report: MonthReport, groups: Groups, rows: Iterable[_Row]) -> None:
     """Money of the month before, for a running month only up to the same day and time of it: whole days, and
     of the last day the share of it that has passed.
     """
-    assert report.filter.month is not None
-    before = previous_month(report.filter.month)
-    _start, end = month_bounds(before.year, before.month, billing_zone())
     local = report.until.astimezone(billing_zone())
-    last_day = (end - timedelta(hours=1)).astimezone(billing_zone()).day
-    cut_day = before.replace(day=min(local.day, last_day)) if report.so_far else date.max
+    cut_day = _cut_day(report)
     first, last = day_bounds(local.date(), billing_zone())
     passed, length = (report.until - first) // MS, (last - first) // MS
     that_day: dict[Hashable, Total] = defaultdict(Total)
@@ -225,6 +277,16 @@ def _compare(report: MonthReport, groups: Groups, rows: Iterable[_Row]) -> None:
         ms, micro = total.gpu_ms * passed // length, total.amount_micro * passed // length
         if ms or micro:
             _add_before(report, groups[key], ms, micro)
+
+
+def _cut_day(report: MonthReport) -> date:
+    """The day of the month before up to which it is compared; `date.max`: all of it."""
+    assert report.filter.month is not None
+    if not report.so_far:
+        return date.max
+    before = previous_month(report.filter.month)
+    last_day = (report.filter.month - timedelta(days=1)).day
+    return before.replace(day=min(report.until.astimezone(billing_zone()).day, last_day))
 
 
 def _add_before(report: MonthReport, group: Group, ms: int, micro: int) -> None:
@@ -326,6 +388,8 @@ def ledger_mark() -> tuple[int, datetime | None]:
 
 __all__ = [
     "GROUPINGS",
+    "OTHERS",
+    "SERIES",
     "Group",
     "Groups",
     "MonthReport",

@@ -18,12 +18,17 @@ from portal.kernel.units import MICRO, MS_PER_HOUR
 from quotas.selectors import line_rows as files
 from quotas.selectors.billing_time import billing_zone, month_of
 from quotas.selectors.money import Lines, book_state
-from quotas.selectors.month_report import GROUPINGS, MonthReport, ledger_mark, month_report, name_users
+from quotas.selectors.month_report import (
+    GROUPINGS,
+    OTHERS,
+    SERIES,
+    MonthReport,
+    ledger_mark,
+    month_report,
+    name_users,
+)
 from quotas.selectors.running import one_look
 from quotas.web.money.common import DEFINITIONS, about, day_links, filter_chips, lines_of, signed_in
-
-SERIES = 7
-"""Groups with a colour of their own in the chart; the rest is one."""
 
 
 def grouping(request: HttpRequest) -> str:
@@ -121,8 +126,8 @@ def chart(report: MonthReport) -> dict[str, Any]:
         ]
 
     series = [(g.label, hours([g.key])) for g in shown]
-    if rest:
-        series.append((_("others"), hours([g.key for g in rest])))
+    if rest or OTHERS in report.by_day:
+        series.append((_("others"), hours([*(g.key for g in rest), OTHERS])))
     totals = [
         sum(by_day[d].amount_micro for by_day in report.by_day.values() if d in by_day) for d in report.days
     ]

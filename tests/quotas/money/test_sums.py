@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from datetime import date
+from datetime import date, timedelta
 
 import pytest
 from django.db import connection, connections, transaction
@@ -16,14 +16,16 @@ from portal.ops.models import Incident
 from quotas.models import LedgerEntry, LedgerSum, UsageSpan
 from quotas.selectors import running
 from quotas.selectors.money import LineFilter, Lines
-from quotas.selectors.month_report import month_report
+from quotas.selectors.month_report import OTHERS, month_report
 from quotas.selectors.running import one_look
 from quotas.services.ledger import ledger_accrue, ledger_sums_merge, usage_span_close
 from quotas.services.months import correction_book
 from quotas.services.reconcile import reconcile
+from quotas.web.money.month import chart
 from tests.quotas.money.build import World, at, person, world
 
 pytestmark = pytest.mark.django_db
+HOUR = timedelta(hours=1)
 
 KEY = (
     "booked_month", "local_day", "kind", "department_id_ref", "user_id_ref", "flavour_id", "site_code", "cost_code",
@@ -110,6 +112,7 @@ def test_the_month_equals_its_lines_for_every_grouping_and_reader() -> None:
             policy = policy_of(reader)
             for month in (date(2026, 5, 1), date(2026, 6, 1)):
                 lines = list(Lines(policy, LineFilter(month=month)).all())
+                before = set()
                 for by in ("department", "flavour", "user", "site"):
                     report = month_report(policy, LineFilter(month=month), by)
                     assert report.total.lines == len(lines)
@@ -118,9 +121,56 @@ def test_the_month_equals_its_lines_for_every_grouping_and_reader() -> None:
                     assert report.total.amount_micro == report.outside.amount_micro + sum(
                         report.money_of(day) for day in report.days
                     )
+                    for day in report.days:
+                        of_day = sum(line.amount_micro for line in lines if line.local_day == day)
+                        assert report.money_of(day) == of_day
+                    if by == "user":
+                        for group in report.groups:
+                            of_person = [line for line in lines if line.user_name == group.label]
+                            assert group.total.lines == len(of_person)
+                            days = report.by_day[group.key].values()
+                            assert sum(d.gpu_ms for d in days) == sum(
+                                line.gpu_ms for line in of_person if line.local_day in report.days
+                            )
+                    before.add(
+                        (
+                            report.before.gpu_ms,
+                            report.before.amount_micro,
+                            *sorted(report.before_by_day.items()),
+                        )
+                    )
                     corrected = [line for line in lines if line.kind == "correction"]
                     assert report.corrections.lines == len(corrected)
                     assert report.corrections.gpu_ms == sum(line.gpu_ms for line in corrected)
+                # the day of the cut is shared out by group, each part rounded down: whole days are the same
+                assert len({parts[2:] for parts in before}) == 1
+                assert max(b[1] for b in before) - min(b[1] for b in before) < 5
+
+
+def test_of_many_people_the_largest_have_days_of_their_own_and_the_rest_is_one() -> None:
+    w = world()
+    w.price("10", at("2026-05-01T00:00"))
+    people = [person(f"p{n}") for n in range(9)]
+    for n, who in enumerate(people):
+        for day in (1, 20):
+            w.lease(at(f"2026-05-{day:02d}T00:00"), at(f"2026-05-{day:02d}T00:00") + (n + 1) * HOUR, user=who)
+    policy = policy_of(person("fin", ("finance", None)))
+    with set_clock(at("2026-06-02T12:00")):
+        may = month_report(policy, LineFilter(month=date(2026, 5, 1)), "user")
+        june = month_report(policy, LineFilter(month=date(2026, 6, 1)), "user")
+    assert [g.label for g in may.groups] == [f"p{n}" for n in range(8, -1, -1)]
+    days = [date(2026, 5, 1), date(2026, 5, 20)]
+    for n, group in enumerate(may.groups[:7]):
+        assert {day: t.gpu_ms // 3_600_000 for day, t in may.by_day[group.key].items()} == dict.fromkeys(
+            days, 9 - n
+        )
+    assert {day: t.gpu_ms // 3_600_000 for day, t in may.by_day[OTHERS].items()} == dict.fromkeys(days, 3)
+    assert set(may.by_day) == {*(g.key for g in may.groups[:7]), OTHERS}
+    figure = chart(may)
+    assert sum(sum(trace["y"]) for trace in figure["data"]) == 90.0
+    # 2 June noon against May: all of the first day, and half of the second, which had nothing
+    assert (june.before.amount_micro, june.before_whole.amount_micro) == (450_000_000, 900_000_000)
+    assert dict(june.before_by_day) == dict.fromkeys(days, 450_000_000)
 
 
 def test_the_running_part_is_kept_for_seconds_and_never_past_a_booking() -> None:
