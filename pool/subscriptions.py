@@ -8,6 +8,7 @@ from django.db import transaction
 
 from pool.services.allocations import allocations_suspend
 from pool.services.letting_go import allocation_let_go
+from pool.services.rolling import EMPTIES, replicas_roll
 from pool.tasks import schedule_cycle
 from portal.ops.outbox import subscribe
 
@@ -29,6 +30,12 @@ def let_go(payload: dict[str, Any]) -> None:
     allocation_let_go(request_uid=str(payload["request"]), cause=str(payload.get("cause") or ""))
 
 
+def roll(payload: dict[str, Any]) -> None:
+    """A node is to be emptied: replicas there are asked for elsewhere at once. The sweep does the rest."""
+    if payload.get("cause") == EMPTIES:
+        replicas_roll()
+
+
 for topic in (
     "quotas.request_queued",
     "quotas.request_withdrawn",
@@ -41,5 +48,6 @@ for topic in (
     subscribe(topic, "pool.subscriptions.plan_soon")
 subscribe("pool.agent_event", "pool.services.layouts.layout_answered")
 subscribe("pool.agent_event", "pool.services.work_news.work_news")
+subscribe("pool.allocation_reclaim", "pool.subscriptions.roll")
 subscribe("quotas.let_go", "pool.subscriptions.let_go")
 subscribe("accounts.user_suspended", "pool.subscriptions.user_suspended")

@@ -19,6 +19,7 @@ from pool.services.outside_accounts import accounts_compare_all
 from pool.services.outside_output import outputs_follow
 from pool.services.policies import policy_preview
 from pool.services.polling import cluster_poll, clusters_polled, nodes_due, poll_due
+from pool.services.rolling import replicas_roll
 from pool.services.snapshot_store import snapshots_tidy
 from pool.services.surplus import surplus_settle
 from pool.services.uploads import uploads_tidy
@@ -71,8 +72,10 @@ def sweep_leases() -> None:
 
 @shared_task(name="pool.sweep_windows", queue="schedule", ignore_result=True)
 def sweep_windows() -> None:
-    """Maintenance windows; kept places, layouts and surpluses that nobody needs any more."""
+    """Maintenance windows, and services that roll over nodes; kept places, layouts and surpluses that nobody needs
+    any more."""
     windows_sweep()
+    replicas_roll()
     keeps_settle()
     layouts_settle()
     surplus_settle()

@@ -7,7 +7,8 @@ the scheduler, quotas, leases and bills know nothing of series.
   line when one ends.
 - *window*: the occurrences of the coming two weeks; each ends at its own time, whenever it began.
 - *service*: as many replicas as its timetable, its signal, or its number says. What is too much is released,
-  what lacks is asked again at the head's place in line.
+  what lacks is asked again at the head's place in line. A replica whose node is to be emptied *moves*: it no longer
+  counts, so another is asked for at once, and the pool ends it when that one stands (``pool.services.rolling``).
 
 ``series_follow`` brings a series up to date and may run at any time, any number of times. Lock order: head,
 then members by id.
@@ -20,6 +21,7 @@ from typing import Any
 
 import structlog
 from django.db import transaction
+from django.db.models import Q
 
 from portal.kernel.clock import now
 from portal.kernel.errors import DomainError
@@ -48,6 +50,8 @@ CALM_S = 300
 """A signal lowers the number of replicas only after so long without a higher one."""
 CRASHES, CRASH_WINDOW, CRASH_PAUSE = 3, timedelta(minutes=10), timedelta(minutes=5)
 SHORTEST = timedelta(seconds=60)
+MOVING = "moving"
+"""``let_go_cause`` of a replica that goes on until another stands elsewhere."""
 OWN = frozenset(
     {"series", "array_count", "array_at_once", "window", "scale_by", "timetable", "signal_per_replica",
      "replicas_min", "replicas_max", "after_failed"}
@@ -159,11 +163,45 @@ def series_close(
 
 def let_go(member: CapacityRequest, cause: str) -> bool:
     """Ask the pool to end what a member holds; False where that was asked already."""
-    rows = CapacityRequest.objects.filter(pk=member.pk, state=S.ALLOCATED, let_go_at=None)
+    goes_on = Q(let_go_at=None) | Q(let_go_cause=MOVING)
+    rows = CapacityRequest.objects.filter(goes_on, pk=member.pk, state=S.ALLOCATED)
     if not advance(rows, let_go_at=now(), let_go_cause=cause[:32]):
         return False
     note_event(request_id=member.pk, kind="let_go", actor_name=SYSTEM.name, facts={"cause": cause})
     outbox_add("quotas.let_go", {"request": str(member.uid), "cause": cause}, key=member.ref)
+    return True
+
+
+def replica_moves(*, request_id: int, facts: dict[str, Any]) -> bool:
+    """Ask for another replica in the place of one whose node is to be emptied, which goes on meanwhile; False where
+    it is no replica of a service that goes on, or is ending or moving already. ``facts``: why, for its history."""
+    member = CapacityRequest.objects.only("head_id").get(pk=request_id)
+    if member.head_id is None:
+        return False
+    with transaction.atomic():
+        head = request_lock(member.head_id)
+        if head.state != S.SERIES or head.series != Series.SERVICE or head.let_go_at is not None:
+            return False
+        rows = CapacityRequest.objects.filter(pk=request_id, state=S.ALLOCATED, let_go_at=None)
+        if not advance(rows, let_go_at=now(), let_go_cause=MOVING):
+            return False
+        note_event(request_id=request_id, kind="moving", actor_name=SYSTEM.name, facts=facts)
+        series_follow(head_id=head.pk)
+    return True
+
+
+def replica_stays(*, request_id: int) -> bool:
+    """Its node is not to be emptied after all: it counts again, and what was asked for in its place goes."""
+    member = CapacityRequest.objects.only("head_id").get(pk=request_id)
+    with transaction.atomic():
+        if member.head_id is not None:
+            request_lock(member.head_id)
+        rows = CapacityRequest.objects.filter(pk=request_id, state=S.ALLOCATED, let_go_cause=MOVING)
+        if not advance(rows, let_go_at=None, let_go_cause=""):
+            return False
+        note_event(request_id=request_id, kind="stays", actor_name=SYSTEM.name)
+        if member.head_id is not None:
+            series_follow(head_id=member.head_id)
     return True
 
 

@@ -273,6 +273,8 @@ EVENT_LOOKS = {
     "after_changed": ("edit", "info"),
     "scaled": ("split", "info"),
     "let_go": ("return", "mute"),
+    "moving": ("split", "info"),
+    "stays": ("check", "info"),
     "crash_loop": ("warn", "bad"),
     "series_closed": ("x", "mute"),
     "renewed": ("clock", "ok"),
@@ -310,6 +312,8 @@ def event_words(kind: str) -> str:
         "after_changed": _("changed what it waits for"),
         "scaled": _("changed the number of replicas"),
         "let_go": _("gave its GPUs back"),
+        "moving": _("asked for a replica on another node: this one is to be emptied"),
+        "stays": _("lets this replica stay: its node is not to be emptied after all"),
         "crash_loop": _("waits before the next replica: several failed in a row"),
         "series_closed": _("ended the series"),
         "renewed": _("renewed it"),
@@ -436,6 +440,8 @@ def _event_note(kind: str, facts: Mapping[str, Any], text: str) -> str:
         parts.append(", ".join(str(n) for n in facts["nodes"][:6]))
     elif kind == "scaled":
         parts.append(f"{facts.get('from') if facts.get('from') is not None else 0} → {facts.get('to')}")
+    elif kind == "moving":
+        parts.append(str(facts.get("node", "")))
     elif kind in ("let_go", "series_closed"):
         parts.append(end_word(str(facts.get("cause", ""))))
     elif kind == "dependency_failed":

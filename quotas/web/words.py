@@ -114,6 +114,9 @@ def end_word(code: str) -> str:
         "dependency_failed": _("what it waited for did not end well"),
         "scaled_down": _("not needed at this time"),
         "review_passed": _("its review date passed"),
+        "moving": _("goes on until another replica stands on another node"),
+        "maintenance": _("its node was taken out of service"),
+        "over_quota": _("taken back: its department is over its quota"),
         "window_missed": _("its window passed before it could start"),
         "skipped": _("left out"),
     }
