@@ -230,13 +230,13 @@ def _folded(
     """Sums by month of the books, group, day and kind. The database puts the departments below a head together: of
     hundreds of them over two months some thousand rows come here instead of tens of thousands.
     """
-    rows = sums.values_list("booked_month", column, day, "kind").annotate(
-        ms=Sum("gpu_ms"), micro=Sum("amount_micro"), n=Sum("lines")
-    )
+    keys = ("booked_month", column, day, "kind")
     if not owner:
-        yield from rows
+        yield from sums.values_list(*keys).annotate(
+            ms=Sum("gpu_ms"), micro=Sum("amount_micro"), n=Sum("lines")
+        )
         return
-    sql, params = rows.query.sql_with_params()
+    sql, params = sums.values_list(*keys, "gpu_ms", "amount_micro", "lines").query.sql_with_params()
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT r.books, coalesce(o.head, r.key), r.day, r.kind, "
