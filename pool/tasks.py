@@ -14,7 +14,7 @@ from pool.services.keeps import keeps_settle
 from pool.services.ladder import case_step, checkpoint_reported
 from pool.services.layouts import layouts_settle
 from pool.services.maintenance import windows_sweep
-from pool.services.node_watch import nodes_sweep
+from pool.services.node_watch import listening_since, nodes_sweep
 from pool.services.outside_accounts import accounts_compare_all
 from pool.services.outside_output import outputs_follow
 from pool.services.policies import policy_preview
@@ -92,7 +92,7 @@ def checkpoint_call(case_id: int) -> None:
 @shared_task(name="pool.sweep_nodes", queue="schedule", ignore_result=True)
 def sweep_nodes() -> None:
     """Silent nodes and the fencing of lost ones."""
-    nodes_sweep()
+    nodes_sweep(listening=listening_since())
 
 
 @shared_task(name="pool.reconcile_execution", queue="execute", ignore_result=True)

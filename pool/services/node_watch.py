@@ -3,6 +3,9 @@
 A lost node's work is stopped and goes back to its old place in line once it is fenced: either the node is
 back and its cards were seen free, or the fencing time-out passed. Its cards stay held until they were seen
 free.
+
+Silence counts only while somebody listened: where this installation was stopped, its nodes are judged from when it
+listens again (``listening_since``), so that a restart, an upgrade or an hour without power here costs no work there.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from django.db import transaction
 from django.db.models import Q
 
 from pool.locks import allocation_lock
-from pool.models import Allocation, AllocationEvent, AllocationMember, Node, ReclaimCase
+from pool.models import Allocation, AllocationEvent, AllocationMember, Cluster, Node, ReclaimCase
 from pool.services import stopping
 from pool.services.capacity import capacity_refresh
 from pool.services.fencing import member_fence
@@ -21,6 +24,7 @@ from pool.transitions import LIVE, MEMBER_GONE
 from portal.kernel.clock import now
 from portal.kernel.models import advance
 from portal.ops.actor import system
+from portal.ops.models import TaskRun
 from portal.ops.outbox import outbox_add
 from portal.ops.services import audit_record, incident_open
 
@@ -34,10 +38,38 @@ STEPS: tuple[tuple[timedelta, str], ...] = (
 )
 RANK = {H.OK: 0, H.LATE: 1, H.SUSPECT: 2, H.LOST: 3}
 FENCE_AFTER = timedelta(minutes=5)
+DEAF_AFTER = timedelta(seconds=45)
+"""So long without a sweep and without a sign of life of any agent: the installation itself was away."""
+WATCH = "pool.node_watch"
 
 
-def nodes_sweep() -> dict[str, int]:
-    """Judge every node by its last sign of life, then fence what was lost for long. Returns counts."""
+def listening_since() -> datetime:
+    """Stamp that the watch goes on, and tell since when it has without a break. One row: begun, last stamp.
+
+    A break is a time without a sweep in which no agent was heard either: workers that are merely late, beside a web
+    process that takes heartbeats, are none.
+    """
+    at = now()
+    with transaction.atomic():
+        row = TaskRun.objects.select_for_update().filter(name=WATCH).order_by("-id").first()
+        if row is None:
+            TaskRun.objects.create(name=WATCH, started_at=at, ended_at=at)
+            return at
+        since = row.started_at
+        if row.ended_at is None or row.ended_at < at - DEAF_AFTER:
+            heard = Node.objects.filter(
+                cluster__executor=Cluster.Executor.AGENT, last_heartbeat_at__gt=at - DEAF_AFTER
+            )
+            since = since if heard.exists() else at
+        TaskRun.objects.filter(pk=row.pk).update(started_at=since, ended_at=at)
+    return since
+
+
+def nodes_sweep(*, listening: datetime | None = None) -> dict[str, int]:
+    """Judge every node by its last sign of life, then fence what was lost for long. Returns counts.
+
+    ``listening``: since when signs of life could be heard here (None: always); an earlier silence is nobody's.
+    """
     at = now()
     done = {"changed": 0, "lost": 0, "fenced": 0}
     # Of nodes behind an outside system nothing is known while that is away: they are not heard of, nor are they lost.
@@ -48,7 +80,7 @@ def nodes_sweep() -> dict[str, int]:
         .exclude(unseen)
     )
     for node in silent.order_by("id"):
-        health = health_at(node, at)
+        health = health_at(node, at, listening)
         if RANK[H(health)] > RANK[H(node.health)] and _worse(node, health, at):
             done["changed"] += 1
             done["lost"] += health == H.LOST
@@ -58,9 +90,12 @@ def nodes_sweep() -> dict[str, int]:
     return done
 
 
-def health_at(node: Node, at: datetime) -> str:
-    """What the silence of a node means at a moment."""
-    silence = at - node.last_heartbeat_at if node.last_heartbeat_at else timedelta(0)
+def health_at(node: Node, at: datetime, listening: datetime | None = None) -> str:
+    """What the silence of a node means at a moment; ``listening`` as in ``nodes_sweep``."""
+    heard = node.last_heartbeat_at
+    if heard is not None and listening is not None:
+        heard = max(heard, listening)
+    silence = at - heard if heard else timedelta(0)
     return next((health for after, health in STEPS if silence >= after), H.OK)
 
 

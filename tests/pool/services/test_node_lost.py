@@ -13,7 +13,7 @@ from pool.models import AgentCommand, Allocation, Lease, Node
 from pool.services.agent_inbox import node_heard
 from pool.services.cycle import schedule_cycle
 from pool.services.execution import execution_reconcile
-from pool.services.node_watch import nodes_sweep
+from pool.services.node_watch import listening_since, nodes_sweep
 from portal.kernel.clock import now, set_clock
 from portal.ops.models import Incident
 from quotas.models import FlavourCapacity, QuotaUsage, UsageSpan
@@ -174,3 +174,35 @@ def test_a_gang_with_one_lost_node_stops_whole(lost):
     assert AgentCommand.objects.filter(kind="stop", allocation=gang, node__name="n-b").count() == 1
     lost.refresh_from_db()
     assert lost.state == "running"
+
+
+def watch(seconds: float) -> str:
+    """A sweep as the task does it, at that moment; the node's health after it."""
+    with after(seconds):
+        nodes_sweep(listening=listening_since())
+    return health()
+
+
+def test_an_hour_in_which_nobody_listened_loses_nobody(lost):
+    assert [watch(s) for s in (0, 5, 10)] == ["ok"] * 3
+    assert watch(3610) == "ok"  # the installation is back: the node had no chance yet
+    assert watch(3610 + 14) == "ok" and watch(3610 + 15) == "late"
+    with after(3630):
+        heard()
+    assert (watch(3630), Allocation.objects.get().state) == ("ok", "running")
+
+
+def test_a_node_that_stays_away_is_lost_two_minutes_after_the_installation_is_back(lost):
+    watch(0)
+    steps = [watch(seconds) for seconds in range(3600, 3725, 5)]
+    assert (steps[0], steps[23], steps[24]) == ("ok", "suspect", "lost")
+    assert Allocation.objects.get().state == "stopping"
+
+
+def test_late_workers_are_no_deafness(lost):
+    """The web process took another agent's heartbeat meanwhile: this node's silence is its own."""
+    with after(0):
+        pool.node(None, 0, name="n-other")
+    watch(0)
+    Node.objects.filter(name="n-other").update(last_heartbeat_at=T + timedelta(seconds=125))
+    assert watch(130) == "lost"
