@@ -50,7 +50,7 @@ def lease_list(request: HttpRequest) -> HttpResponse:
     policy = policy_of_request(request)
     whose = request.GET.get("whose", "mine" if not policy.administers_pool else "all")
     state = request.GET.get("state", "open")
-    found = pages.allocations_visible(policy).prefetch_related("members__node")
+    found = pages.allocations_listed(policy)
     if whose == "mine":
         found = found.filter(holder=request.user)
     if state == "open":

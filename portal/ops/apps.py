@@ -7,3 +7,9 @@ class OpsConfig(AppConfig):
     name = "portal.ops"
     label = "ops"
     verbose_name = "Operations log"
+
+    def ready(self) -> None:
+        """What every connection to the database has."""
+        from portal.kernel.timestamps import timestamps_fast
+
+        timestamps_fast()

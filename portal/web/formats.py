@@ -98,12 +98,15 @@ def in_zone(when: dt.datetime) -> dt.datetime:
 def date(when: dt.datetime | dt.date, now: dt.datetime | None = None) -> str:
     """``16 Jun`` / ``6月16日``; with the year only when it is not the current one."""
     day = in_zone(when).date() if isinstance(when, dt.datetime) else when
-    this_year = in_zone(now or clock.now()).year
+    return _day(day, in_zone(now or clock.now()).year)
+
+
+def _day(day: dt.date, this_year: int) -> str:
     if is_chinese():
         text = f"{day.month}月{day.day}日"
         return text if day.year == this_year else f"{day.year}年{text}"
-    text = f"{day.day} {MONTHS[day.month - 1]}"
-    return (text if day.year == this_year else f"{text} {day.year}").replace(" ", NBSP)
+    text = f"{day.day}{NBSP}{MONTHS[day.month - 1]}"
+    return text if day.year == this_year else f"{text}{NBSP}{day.year}"
 
 
 def weekday(when: dt.datetime | dt.date) -> str:
@@ -116,26 +119,34 @@ def moment(when: dt.datetime, style: str = "", now: dt.datetime | None = None) -
     """A time in the reader's zone. Styles: "" ``16 Jun 14:03``, "seconds" ``16 Jun 14:03:12``,
     "time" ``14:03``, "clock" ``14:03:12``, "date" ``16 Jun``, "day" ``Tue 16 Jun``,
     "full" ``16 Jun 14:03 (UTC+8)``."""
-    local = in_zone(when)
+    return local_moment(in_zone(when), style, now or clock.now())
+
+
+def local_moment(local: dt.datetime, style: str, now: dt.datetime) -> str:
+    """`moment` of a time that is in the reader's zone already."""
     if style == "time":
-        return f"{local:%H:%M}"
+        return f"{local.hour:02d}:{local.minute:02d}"
     if style == "clock":
-        return f"{local:%H:%M:%S}"
+        return f"{local.hour:02d}:{local.minute:02d}:{local.second:02d}"
+    day = _day(local.date(), now.astimezone(local.tzinfo).year)
     if style == "date":
-        return date(when, now)
+        return day
     if style == "day":
-        return f"{weekday(when)}{NBSP}{date(when, now)}"
-    text = (
-        f"{date(when, now)}{NBSP}{local:%H:%M:%S}"
-        if style == "seconds"
-        else f"{date(when, now)}{NBSP}{local:%H:%M}"
-    )
-    return f"{text}{NBSP}({offset(when)})" if style == "full" else text
+        return f"{weekday(local)}{NBSP}{day}"
+    text = f"{day}{NBSP}{local.hour:02d}:{local.minute:02d}"
+    if style == "seconds":
+        return f"{text}:{local.second:02d}"
+    return f"{text}{NBSP}({offset_of(local)})" if style == "full" else text
 
 
 def offset(when: dt.datetime | None = None) -> str:
     """The active zone's distance from UTC at a moment: ``UTC+8``, ``UTC−3:30``."""
-    delta = in_zone(when or clock.now()).utcoffset() or dt.timedelta()
+    return offset_of(in_zone(when or clock.now()))
+
+
+def offset_of(local: dt.datetime) -> str:
+    """`offset` of a time that is in the reader's zone already."""
+    delta = local.utcoffset() or dt.timedelta()
     minutes = int(delta.total_seconds() // 60)
     sign = MINUS if minutes < 0 else "+"
     hours, rest = divmod(abs(minutes), 60)

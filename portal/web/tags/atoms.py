@@ -148,11 +148,12 @@ def local_time(when: dt.datetime | None, style: str = "") -> SafeString | str:
     its zone on hover. Styles: "", "seconds", "time", "clock", "date", "day", "full"."""
     if when is None:
         return formats.DASH
-    return format_html(
-        '<time datetime="{}" title="{}">{}</time>',
-        when.isoformat(timespec="seconds"),
-        f"{formats.in_zone(when):%Y-%m-%d %H:%M:%S} {formats.offset(when)}",
-        formats.moment(when, style, clock.now()),
+    local = formats.in_zone(when)
+    title = f"{local.isoformat(' ', 'seconds')[:19]} {formats.offset_of(local)}"
+    # Nothing in it needs escaping: figures, names of months and days, and marks of our own.
+    return mark_safe(
+        f'<time datetime="{when.isoformat(timespec="seconds")}" title="{title}">'
+        f"{formats.local_moment(local, style, clock.now())}</time>"
     )
 
 
