@@ -27,7 +27,7 @@ from monitoring.selectors.reports.runs import run_for
 from monitoring.services.report_runs import clean_params, may_read, report_forget, report_run, report_save
 from monitoring.web.report_figures import group_bars, part_rows
 from monitoring.web.report_files import file_of
-from monitoring.web.report_look import LOOK, Look
+from monitoring.web.report_look import LOOK, heads_of, look_of, shown_table
 from portal.accounts.middleware import policy_of_request
 from portal.kernel.errors import DomainError, Invalid, NotFound
 from portal.ops.actor import actor_of
@@ -35,6 +35,7 @@ from quotas.selectors.billing_time import billing_zone
 from quotas.selectors.money import book_state
 from quotas.selectors.running import one_look
 from quotas.web.money.common import day_links
+from quotas.web.money.look import remembered
 
 KNOWN = frozenset(
     {"period", "from", "to", "by", "department", "flavour", "user", "site", "page", "format", *LOOK}
@@ -80,6 +81,7 @@ def reports(request: HttpRequest) -> HttpResponse:
 
 @login_required
 @require_safe
+@remembered("report")
 @one_look()
 def report(request: HttpRequest, code: str) -> HttpResponse:
     """``/reports/<kind>/?period=…&by=…``: the report as of now."""
@@ -88,8 +90,8 @@ def report(request: HttpRequest, code: str) -> HttpResponse:
     books = book_state()
     content = content_of(kind, ask, answer, mark=books.mark)
     main = answer.tables[0]
-    look = Look.read(request.GET, main)
-    shown = look.table(main)
+    look = look_of(request.GET.dict(), main)
+    shown = shown_table(look, main)
     _link_days(kind, ask, answer, request.GET.dict())
     context: dict[str, Any] = {
         "kind": kind,
@@ -97,7 +99,7 @@ def report(request: HttpRequest, code: str) -> HttpResponse:
         "answer": answer,
         "content": content,
         "main": shown,
-        "columns": look.choices(main, request.GET),
+        "columns": look.choices(heads_of(main), request.GET),
         "page": Paginator(shown.linked, 50).get_page(request.GET.get("page")),
         "total": shown.total(),
         "more": [(table, table.total()) for table in answer.tables[1:]],
@@ -262,10 +264,16 @@ def report_run_page(request: HttpRequest, uid: UUID) -> HttpResponse:
     """``/reports/runs/<uid>/``: a report as it was."""
     run = run_for(policy_of_request(request), uid)
     content = Content.from_json(run.content)
+    main = content.tables[0]
+    look = look_of(request.GET.dict(), main)
+    shown = shown_table(look, main)
     context = {
         "run": run,
         "content": content,
-        "tables": [(table, table.total()) for table in content.tables],
+        "main": shown,
+        "total": shown.total(),
+        "columns": look.choices(heads_of(main), request.GET),
+        "more": [(table, table.total()) for table in content.tables[1:]],
         "parts": part_rows(content.parts),
         "again": f"{reverse('monitoring:report', args=[run.kind])}?{urlencode(run.params)}",
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from datetime import date
 from typing import Any
 
@@ -23,11 +24,12 @@ from portal.kernel.units import MS_PER_HOUR, micro_from_money, scaled_int
 from portal.ops.actor import actor_of
 from quotas.models import Budget, BudgetWarning
 from quotas.selectors.billing_time import billing_zone, month_of, next_month
-from quotas.selectors.budgets import budget_states, seen_budgets
+from quotas.selectors.budgets import BudgetState, budget_states, seen_budgets
 from quotas.services.budgets import budget_end, budget_for, budget_set
 from quotas.templatetags.money_tags import month_name
 from quotas.web.money.common import MONEY_ROLES, for_roles
 from quotas.web.money.ledger import show_error
+from quotas.web.money.look import Head, Look, remembered
 
 
 class BudgetForm(forms.Form):
@@ -68,8 +70,27 @@ def months_offered() -> list[date]:
     return found
 
 
+def budget_heads() -> list[Head]:
+    """The columns of the budgets in force."""
+    return [
+        Head("department", _("Department"), numeric=False), Head("used", _("Used"), numeric=False),
+        Head("limit", _("Budget"), sorts=False), Head("forecast", _("Forecast to its end")),
+        Head("warned", _("Warned"), numeric=False, sorts=False),
+    ]  # fmt: skip
+
+
+VALUES: dict[str, Callable[[BudgetState], Any]] = {
+    "department": lambda state: state.path,
+    "used": lambda state: state.worst.percent,
+    "forecast": lambda state: max(
+        (m.forecast_percent for m in state.measures if m.forecast_percent is not None), default=None
+    ),
+}
+
+
 @for_roles(*MONEY_ROLES, Role.LEAD)
 @require_http_methods(["GET", "HEAD", "POST"])
+@remembered("budgets")
 def budgets(request: HttpRequest) -> HttpResponse:
     """``/budgets/``; POST sets one."""
     policy = policy_of_request(request)
@@ -93,8 +114,13 @@ def budgets(request: HttpRequest) -> HttpResponse:
     )
     if not policy.reads_money.everything:
         later = later.filter(policy.reads_money.q("department_id"))
+    heads = budget_heads()
+    look = Look.of(request.GET.dict(), heads)
     context = {
-        "states": [(state, warned.get(state.budget.pk, [])) for state in states],
+        "states": [(state, warned.get(state.budget.pk, [])) for state in look.ordered(states, VALUES)],
+        "heads": look.shown(heads),
+        "hide": look.hide,
+        "columns": look.choices(heads, request.GET),
         "later": later.order_by("starts_on", "id")[:50],
         "form": form,
         "may_set": policy.keeps_books,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils.translation import gettext as _
@@ -21,10 +22,26 @@ from quotas.selectors.month_report import MonthReport, month_report
 from quotas.selectors.running import one_look
 from quotas.templatetags.money_tags import month_name
 from quotas.web.money.common import MONEY_ROLES, day_links, for_roles
+from quotas.web.money.look import Head, Look, remembered
+from quotas.web.money.month import VALUES
+
+
+def home_heads() -> list[Head]:
+    """The columns of the table of departments."""
+    currency = str(settings.GPUPOOL_CURRENCY)
+    return [
+        Head("group", _("Department"), numeric=False),
+        Head("hours", _("Allocated"), unit=_("GPU·h")),
+        Head("cost", _("So far"), unit=currency),
+        Head("share", _("Share"), numeric=False),
+        Head("earlier", _("Same days before"), unit=currency),
+        Head("before", _("Difference")),
+    ]
 
 
 @for_roles(*MONEY_ROLES, Role.LEAD)
 @require_safe
+@remembered("finance")
 @one_look()
 def finance_home(request: HttpRequest) -> HttpResponse:
     """``/finance/``."""
@@ -40,8 +57,14 @@ def finance_home(request: HttpRequest) -> HttpResponse:
     )
     figure = chart(report, outlook)
     day_links(figure, [day.day for day in report.days], report.days, {"month": f"{present:%Y-%m}"})
+    heads = home_heads()
+    look = Look.of(request.GET.dict(), heads)
     context = {
         "report": report,
+        "groups": look.ordered(report.groups, {**VALUES, "earlier": lambda group: group.before_micro}),
+        "heads": look.shown(heads),
+        "hide": look.hide,
+        "columns": look.choices(heads, request.GET),
         "month": present,
         "last_month": previous_month(present),
         "last_closed": any(m.closed for m in months if m.month == previous_month(present)),

@@ -6,6 +6,7 @@ import uuid
 from typing import Any
 
 from django import forms
+from django.conf import settings
 from django.core.paginator import Paginator
 from django.db.models import OuterRef, Subquery, Sum
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
@@ -27,19 +28,48 @@ from quotas.selectors.month_report import ledger_mark
 from quotas.selectors.running import one_look
 from quotas.services.months import correction_book
 from quotas.web.money.common import about, filter_chips, lines_of, signed_in
+from quotas.web.money.look import Head, Look, remembered
+
+SORTS = {
+    "entry": "id", "time": "starts_at", "request": "request_id_ref", "department": "department_path",
+    "person": "user_name", "place": "flavour_name", "hours": "gpu_ms", "price": "micro_per_gpu_hour",
+    "cost": "amount_micro",
+}  # fmt: skip
+"""Column of the page: column of the ledger."""
 
 RUNNING_SHOWN = 5
 """Running lines above the first page; the files have every one."""
 
 
+def ledger_heads() -> list[Head]:
+    """The columns of the list."""
+    return [
+        Head("entry", _("Entry")),
+        Head("time", _("From, to"), numeric=False),
+        Head("request", _("Request"), numeric=False),
+        Head("department", _("Department, then"), numeric=False),
+        Head("person", _("Person"), numeric=False),
+        Head("place", _("Flavour, place"), numeric=False),
+        Head("hours", _("GPU·h")),
+        Head("price", _("Price")),
+        Head("cost", str(settings.GPUPOOL_CURRENCY)),
+    ]
+
+
 @signed_in
 @require_safe
+@remembered("ledger")
 @one_look()
 def ledger(request: HttpRequest) -> HttpResponse:
-    """``/ledger/``: booked lines newest first, 50 a page; above the first page what runs now."""
+    """``/ledger/``: booked lines, newest first if nothing else is chosen, 50 a page; above the first page what runs."""
     policy = policy_of_request(request)
     lines = lines_of(request)
+    heads = ledger_heads()
+    look = Look.of(request.GET.dict(), heads)
     booked = lines.booked()
+    if look.sort:
+        column = SORTS[look.sort.removeprefix("-")]
+        booked = booked.order_by(f"-{column}" if look.sort.startswith("-") else column, "-id")
     totals = lines.sums().aggregate(
         ms=Sum("gpu_ms", default=0), micro=Sum("amount_micro", default=0), n=Sum("lines", default=0)
     )
@@ -68,6 +98,9 @@ def ledger(request: HttpRequest) -> HttpResponse:
         "kinds": LedgerEntry.Kind.choices,
         "zone": billing_zone().key,
         "only_own": not policy.reads_money,
+        "heads": look.shown(heads),
+        "hide": look.hide,
+        "columns": look.choices(heads, request.GET),
     }
     return render(request, "quotas/money/ledger.html", context)
 

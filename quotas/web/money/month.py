@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from django.conf import settings
 from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
@@ -22,6 +24,7 @@ from quotas.selectors.month_report import (
     GROUPINGS,
     OTHERS,
     SERIES,
+    Group,
     MonthReport,
     ledger_mark,
     month_report,
@@ -29,6 +32,7 @@ from quotas.selectors.month_report import (
 )
 from quotas.selectors.running import one_look
 from quotas.web.money.common import DEFINITIONS, about, day_links, filter_chips, lines_of, signed_in
+from quotas.web.money.look import Head, Look, remembered
 
 
 def grouping(request: HttpRequest) -> str:
@@ -39,16 +43,42 @@ def grouping(request: HttpRequest) -> str:
     return by
 
 
+VALUES: dict[str, Callable[[Group], Any]] = {
+    "group": lambda group: group.label,
+    "hours": lambda group: group.total.gpu_ms,
+    "cost": lambda group: group.total.amount_micro,
+    "share": lambda group: group.total.amount_micro,
+    "before": lambda group: group.change_percent,
+    "lines": lambda group: group.total.lines,
+}
+
+
+def month_heads(group: Any) -> list[Head]:
+    """The columns of the table of groups."""
+    return [
+        Head("group", group, numeric=False),
+        Head("hours", _("Allocated"), unit=_("GPU·h")),
+        Head("cost", _("Cost"), unit=str(settings.GPUPOOL_CURRENCY)),
+        Head("share", _("Share of cost"), numeric=False),
+        Head("before", _("Against before")),
+        Head("lines", _("Lines")),
+    ]
+
+
 @signed_in
 @require_safe
+@remembered("month")
 @one_look()
 def month(request: HttpRequest) -> HttpResponse:
     """``/months/?month=2026-05&by=department``."""
     policy = policy_of_request(request)
     lines = lines_of(request, month=month_of(now()))
     by = grouping(request)
-    report = month_report(policy, lines.filter, by, named=False)
-    page = Paginator(report.groups, 50).get_page(request.GET.get("page"))
+    words = {"department": _("Department"), "flavour": _("Flavour"), "user": _("Person"), "site": _("Site")}
+    heads = month_heads(words[by])
+    look = Look.of(request.GET.dict(), heads)
+    report = month_report(policy, lines.filter, by, named=look.sort.removeprefix("-") == "group")
+    page = Paginator(look.ordered(report.groups, VALUES), 50).get_page(request.GET.get("page"))
     if by == "user":
         name_users([*report.groups[:SERIES], *page])
     books = book_state()
@@ -59,12 +89,10 @@ def month(request: HttpRequest) -> HttpResponse:
     context = {
         "report": report,
         "by": by,
-        "by_options": [
-            ("department", _("Department")),
-            ("flavour", _("Flavour")),
-            ("user", _("Person")),
-            ("site", _("Site")),
-        ],  # fmt: skip
+        "by_options": list(words.items()),
+        "heads": look.shown(heads),
+        "hide": look.hide,
+        "columns": look.choices(heads, request.GET),
         "months": months,
         "closed": any(m.closed for m in months if m.month == report.filter.month),
         "chips": filter_chips(report.filter, policy),

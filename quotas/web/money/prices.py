@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django import forms
 from django.contrib import messages
+from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import render
 from django.urls import NoReverseMatch, reverse
 from django.utils.http import urlencode
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, pgettext
 from django.views.decorators.http import require_http_methods, require_safe
 
 from portal.accounts.middleware import policy_of_request
@@ -36,6 +38,7 @@ from quotas.services.price_import import Taken, prices_import
 from quotas.services.prices import rate_set
 from quotas.web.money.common import MONEY_ROLES, about, for_roles
 from quotas.web.money.ledger import show_error
+from quotas.web.money.look import Head, Look, remembered
 
 
 class RateField(forms.DecimalField):
@@ -154,8 +157,26 @@ def lanes(found: list[PriceRate], moment: datetime) -> tuple[list[Lane], float, 
     return list(out.values()), place(moment), [start + (end - start) * n / 4 for n in range(5)]
 
 
+def price_heads() -> list[Head]:
+    """The columns of the list of versions."""
+    return [
+        Head("flavour", _("Flavour"), numeric=False), Head("price", _("Price")),
+        Head("valid", pgettext("period", "Valid"), numeric=False),
+        Head("book", _("Version, set by"), numeric=False), Head("state", _("State"), numeric=False, sorts=False),
+    ]  # fmt: skip
+
+
+VALUES: dict[str, Callable[[PriceRate], Any]] = {
+    "flavour": lambda rate: (rate.flavour.name, rate.site_code, rate.department_id or 0),
+    "price": lambda rate: rate.charged_micro,
+    "valid": lambda rate: rate.during.lower,
+    "book": lambda rate: (rate.book, rate.entered_by_name),
+}
+
+
 @for_roles(*MONEY_ROLES)
 @require_http_methods(["GET", "HEAD", "POST"])
+@remembered("prices")
 def prices(request: HttpRequest) -> HttpResponse:
     """``/prices/``; POST puts a rate in force."""
     policy = policy_of_request(request)
@@ -184,11 +205,17 @@ def prices(request: HttpRequest) -> HttpResponse:
         for rate in found
         if rate.site_code == "" and rate.department_id is None and _holds(rate, moment)
     }
+    heads = price_heads()
+    look = Look.of(request.GET.dict(), heads)
+    newest = sorted(found, key=lambda r: (r.during.lower, r.pk), reverse=True)
     context: dict[str, Any] = {
         "lanes": rows,
         "today": today,
         "ticks": ticks,
-        "rates": sorted(found, key=lambda r: (r.during.lower, r.pk), reverse=True)[:50],
+        "rates": Paginator(look.ordered(newest, VALUES), 50).get_page(request.GET.get("page")),
+        "heads": look.shown(heads),
+        "hide": look.hide,
+        "columns": look.choices(heads, request.GET),
         "missing": [f for f in GpuFlavour.objects.filter(active=True) if f.pk not in priced],
         "form": form,
         "preview": preview,
