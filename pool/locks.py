@@ -7,16 +7,21 @@ commit, in a transaction that begins with them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from django.db import connection, transaction
 from django.utils.translation import gettext_lazy as _
 
-from pool.models import Allocation, Gpu, Node
+from pool.models import Allocation, Cluster, Gpu, Node
 from portal.kernel.errors import NotFound
 from quotas.models import GpuFlavour
 
 WAIT_MS = 5000
+JUDGED = (
+    "uid", "uuid", "node", "flavour", "index", "memory_mib", "mig_enabled", "condition", "condition_reason", "cordoned",
+    "foreign_use",
+)  # fmt: skip
+"""What decides about a card, and names it."""
 
 
 def _in_transaction() -> None:
@@ -57,18 +62,30 @@ def allocations_lock(allocation_ids: Iterable[int]) -> dict[int, Allocation]:
 
 
 def gpus_lock(gpu_ids: Iterable[int]) -> dict[int, Gpu]:
-    """Lock cards by id; returns those that exist with their nodes."""
+    """Lock cards by id; returns those that exist, as far as `JUDGED` goes (the rest is read when asked for), with
+    their nodes.
+    """
     _in_transaction()
     cards = list(
         Gpu.objects.select_for_update(of=("self",), no_key=True)
         .filter(pk__in=sorted(set(gpu_ids)))
+        .only(*JUDGED)
         .order_by("pk")
     )
     # Many cards share few nodes: each is read, and made an object, once.
-    nodes = Node.objects.select_related("cluster__site").in_bulk({card.node_id for card in cards})
+    nodes = nodes_judged({card.node_id for card in cards})
     flavours = GpuFlavour.objects.in_bulk({card.flavour_id for card in cards if card.flavour_id is not None})
     for card in cards:
         card.node = nodes[card.node_id]
         if card.flavour_id is not None:
             card.flavour = flavours[card.flavour_id]
     return {card.pk: card for card in cards}
+
+
+def nodes_judged(node_ids: Collection[int]) -> dict[int, Node]:
+    """Nodes by id, as far as it decides about them and names them, with their cluster and site."""
+    nodes = Node.objects.only("name", "cluster", "schedulable", "health").in_bulk(node_ids)
+    clusters = Cluster.objects.select_related("site").in_bulk({node.cluster_id for node in nodes.values()})
+    for node in nodes.values():
+        node.cluster = clusters[node.cluster_id]
+    return nodes

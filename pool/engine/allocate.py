@@ -45,8 +45,7 @@ class Refusal(NamedTuple):
         return quota_blocked(*self)
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(NamedTuple):
     """What a request may be charged as: ``usable`` in the order to try, flavours that are equally welcome
     together; ``refused`` the first flavour whose quota says no; ``exhausted`` whether only the sum of the whole
     pool does; ``refusal`` the first reason why a flavour is not usable."""

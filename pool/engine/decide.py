@@ -221,33 +221,25 @@ def _release_what_ends(round_: Round) -> None:
 def _waiting(round_: Round) -> list[Waiting]:
     policy, now = round_.policy, round_.now
     lines: dict[str | None, list[int]] = {}
+    places: list[tuple[list[int], int]] = []
     for one in round_.blocked:
-        lines.setdefault(line_of(one.request), []).append(one.request.id)
+        line = lines.setdefault(line_of(one.request), [])
+        places.append((line, len(line)))
+        line.append(one.request.id)
     answer: list[Waiting] = []
-    seen: dict[str | None, int] = {}
     outlook = Outlook(round_)
-    for one in round_.blocked:
-        key = line_of(one.request)
-        line, before = lines[key], seen.get(key, 0)
-        seen[key] = before + 1
+    for one, (line, before) in zip(round_.blocked, places, strict=True):
+        request, reason, reserve = one.request, one.reason, one.reserve
         estimate = None
-        if one.reserve is not None:
-            basis = BASIS_WINDOW if one.reason.code == "not_before" else BASIS_LEASE_ENDS
-            estimate = estimate_from(one.reserve.start_at, now, policy, basis)
-        reason = with_deadline(outlook.add(one), one.request, estimate, now)
-        answer.append(
-            Waiting(
-                request_id=one.request.id,
-                code=reason.code,
-                figures=reason.figures,
-                flavour=reason.flavour,
-                position=before + 1,
-                of=len(line),
-                ahead=tuple(line[max(0, before - AHEAD_TOLD) : before]),
-                estimate=estimate,
-                reserved=one.reserve,
-            )
-        )
+        if reserve is not None:
+            basis = BASIS_WINDOW if reason.code == "not_before" else BASIS_LEASE_ENDS
+            estimate = estimate_from(reserve.start_at, now, policy, basis)
+        if reason.code in Outlook.CODES:
+            reason = outlook.add(reason, request)
+        if request.deadline_at is not None:
+            reason = with_deadline(reason, request, estimate, now)
+        ahead = tuple(line[before - AHEAD_TOLD if before > AHEAD_TOLD else 0 : before])
+        answer.append(Waiting(request.id, *reason, before + 1, len(line), ahead, estimate, reserve))
     return answer
 
 
@@ -266,9 +258,8 @@ class Outlook:
                 self._releases[one.flavour] = min(at, self._releases.get(one.flavour, at))
         self._known: dict[tuple[int, int, bool], Reason] = {}
 
-    def add(self, blocked: Blocked) -> Reason:
-        reason, request = blocked.reason, blocked.request
-        if reason.code not in self.CODES or reason.flavour is None:
+    def add(self, reason: Reason, request: Request) -> Reason:
+        if reason.flavour is None:
             return reason
         key = (id(reason), request.department_id, request.interruptible)
         if key not in self._known:

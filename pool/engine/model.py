@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pool.engine.mig import Geometry
 from quotas.engine.flavours import FlavourPolicy
@@ -424,8 +424,7 @@ class Estimate:
     basis: str
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(NamedTuple):
     """Why a request waits: ``code`` with its ``figures``; ``position`` counts from 1 among those for its
     flavour.
     """

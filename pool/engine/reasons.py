@@ -35,8 +35,7 @@ be met by what is known (None: nothing is known).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,8 +48,7 @@ from pool.engine.state import PoolState
 from quotas.engine.available import LevelCheck
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(NamedTuple):
     code: str
     figures: Mapping[str, Any]
     flavour: str | None = None

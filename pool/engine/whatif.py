@@ -97,7 +97,7 @@ def _alone(world: World, asked: Snapshot, policy: Policy, now: int, request: Req
     mine = line_of(request)
     line = [one.id for one in before if line_of(one) == mine]
     of = sum(line_of(one) == mine for one in asked.pending)
-    return replace(waiting, position=len(line) + 1, of=of, ahead=tuple(line[-AHEAD_TOLD:]))
+    return waiting._replace(position=len(line) + 1, of=of, ahead=tuple(line[-AHEAD_TOLD:]))
 
 
 def _before(world: World, asked: Snapshot, policy: Policy, request: Request) -> list[Request]:

@@ -39,10 +39,9 @@ from portal.kernel.errors import Conflict, Invalid
 from portal.kernel.models import advance
 from portal.kernel.units import from_ms, to_ms
 from portal.ops.actor import Actor, system
-from portal.ops.models import AuditEvent
 from portal.ops.outbox import outbox_add, outbox_add_many
 from portal.ops.services import audit_record
-from portal.ops.services.audit import audit_record_many, audit_row
+from portal.ops.services.audit import AuditRow, audit_record_many, audit_row
 from quotas.models import CapacityRequest
 
 RULES = system("rules")
@@ -204,7 +203,7 @@ def _joined(case: ReclaimCase, notice: Notice, fields: dict[str, Any]) -> bool:
 
 def _tell_notices(actor: Actor, told: Sequence[tuple[Notice, ReclaimCase]]) -> None:
     events: list[AllocationEvent] = []
-    audits: list[AuditEvent] = []
+    audits: list[AuditRow] = []
     news: list[tuple[str, dict[str, Any], str]] = []
     for notice, case in told:
         assert case.grace_until is not None and case.noticed_at is not None

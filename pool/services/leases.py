@@ -6,20 +6,23 @@ Each lease has its spans (the database forbids an overlap), and a usage span in 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
 
 from django.db import connection
-from django.db.backends.postgresql.psycopg_any import DateTimeTZRange, NumericRange
 from django.db.models import F, Func, Sum, Value
 from django.utils.translation import gettext_lazy as _
 
 from pool.engine.model import Member
 from pool.models import Allocation, Gpu, Lease, LeaseSpan
-from portal.kernel.bulk import rows_copy
+from portal.kernel.bulk import ids_take, values_copy
 from portal.kernel.errors import Conflict
+from portal.kernel.ids import uuid7
 from portal.kernel.models import advance
-from quotas.models import UsageSpan
-from quotas.services.ledger import usage_span_close, usage_spans_open
+from quotas.services.ledger import usage_span_close
+from quotas.services.usage_spans import Use, usage_begin
 
 CARD_MILLI = 1000
 ENDED_LATER = """
@@ -31,9 +34,32 @@ Ended = Mapping[int, Sequence[tuple[int, int, datetime]]]
 """By card: the part [from, to) of it and when its last lease there ended."""
 
 
+@dataclass(slots=True)
+class NewLease:
+    """A lease that is not written yet."""
+
+    allocation: Allocation
+    member: int
+    gpu: Gpu
+    mig_slice_id: int | None
+    charge: int
+    memory_mib: int
+    started_at: datetime
+    uid: UUID = field(default_factory=uuid7)
+
+
+class NewSpan(NamedTuple):
+    """A part of a card that a new lease holds; the ranges as PostgreSQL reads them."""
+
+    lease: NewLease
+    gpu_id: int
+    span: str
+    during: str
+
+
 def leases_open(
     *, allocation: Allocation, members: Iterable[Member], gpus: dict[int, Gpu], at: datetime
-) -> list[Lease]:
+) -> None:
     """Write the leases of a placement; the caller holds the cards' rows.
 
     Conflict `gpu_overcharged` where charges or memory on a card would pass the card. An overlap of spans is
@@ -41,7 +67,7 @@ def leases_open(
     """
     ended = ended_later(gpus, at)
     made, spans = leases_build(allocation=allocation, members=members, gpus=gpus, at=at, ended=ended)
-    full = Charges({lease.gpu_id for lease in made}).take(made)
+    full = Charges({lease.gpu.pk for lease in made}).take(made)
     if full is not None:
         raise Conflict(
             code="gpu_overcharged",
@@ -49,7 +75,6 @@ def leases_open(
             extra={"gpu": str(full.gpu.uid)},
         )
     leases_write(made, spans)
-    return made
 
 
 def leases_build(
@@ -59,17 +84,17 @@ def leases_build(
     gpus: dict[int, Gpu],
     at: datetime,
     ended: Ended,
-) -> tuple[list[Lease], list[LeaseSpan]]:
+) -> tuple[list[NewLease], list[NewSpan]]:
     """The leases of a placement and their spans, not written yet. ``ended``: parts of cards whose last lease ended
     after ``at`` (the clock was put back since): a lease on the same part begins when that one ended. Other parts
     of the card (slices, fractions) have nothing to do with it.
     """
-    made: list[Lease] = []
-    spans: list[LeaseSpan] = []
+    made: list[NewLease] = []
+    spans: list[NewSpan] = []
     for member in members:
         for take in member.takes:
             begins = max([at, *_ends_of_the_same_part(ended.get(take.gpu_id, ()), take.spans)])
-            lease = Lease(
+            lease = NewLease(
                 allocation=allocation,
                 member=member.number,
                 gpu=gpus[take.gpu_id],
@@ -79,15 +104,8 @@ def leases_build(
                 started_at=begins,
             )
             made.append(lease)
-            spans.extend(
-                LeaseSpan(
-                    lease=lease,
-                    gpu_id=take.gpu_id,
-                    span=NumericRange(low, high),
-                    during=DateTimeTZRange(begins, None),
-                )
-                for low, high in take.spans
-            )
+            during = f"[{begins.isoformat()},)"
+            spans.extend(NewSpan(lease, take.gpu_id, f"[{low},{high})", during) for low, high in take.spans)
     return made, spans
 
 
@@ -120,42 +138,59 @@ class Charges:
             row["gpu_id"]: (row["charge_sum"] or 0, row["memory_sum"] or 0) for row in rows
         }
 
-    def take(self, leases: Iterable[Lease]) -> Lease | None:
+    def take(self, leases: Iterable[NewLease]) -> NewLease | None:
         """Count new leases; the first that a card has no room for (nothing is counted then), or None."""
         after = dict[int, tuple[int, int]]()
         for lease in leases:
-            charge, memory = after.get(lease.gpu_id) or self._held.get(lease.gpu_id, (0, 0))
+            gpu = lease.gpu
+            charge, memory = after.get(gpu.pk) or self._held.get(gpu.pk, (0, 0))
             charge, memory = charge + lease.charge, memory + lease.memory_mib
-            limit = max(lease.gpu.memory_mib, lease.gpu.flavour.memory_mib if lease.gpu.flavour else 0)
+            limit = max(gpu.memory_mib, gpu.flavour.memory_mib if gpu.flavour else 0)
             if charge > CARD_MILLI or (memory > limit and limit):
                 return lease
-            after[lease.gpu_id] = (charge, memory)
+            after[gpu.pk] = (charge, memory)
         self._held |= after
         return None
 
 
-def leases_write(leases: Sequence[Lease], spans: Sequence[LeaseSpan]) -> None:
+def leases_write(leases: Sequence[NewLease | Lease], spans: Iterable[NewSpan | LeaseSpan]) -> None:
     """Write leases of saved allocations, their spans, and the beginning of their use in the books."""
-    Lease.objects.bulk_create(leases)
-    rows_copy(spans)
-    usage_spans_open([_usage(lease) for lease in leases if lease.allocation.flavour_id is not None])
+    ids = ids_take(Lease, len(leases))
+    values_copy(
+        Lease,
+        ("id", "uid", "allocation_id", "member", "gpu_id", "mig_slice_id", "charge", "memory_mib", "started_at"),
+        (
+            (
+                pk, one.uid, one.allocation.pk, one.member, one.gpu.pk, one.mig_slice_id, one.charge,
+                one.memory_mib, one.started_at,
+            )
+            for pk, one in zip(ids, leases, strict=True)
+        ),
+    )  # fmt: skip
+    known = {id(one): pk for pk, one in zip(ids, leases, strict=True)}
+    values_copy(
+        LeaseSpan,
+        ("lease_id", "gpu_id", "span", "during"),
+        ((known[id(one.lease)], one.gpu_id, one.span, one.during) for one in spans),
+    )
+    usage_begin(_use(lease) for lease in leases if lease.allocation.flavour_id is not None)
 
 
-def _usage(lease: Lease) -> UsageSpan:
-    allocation, node = lease.allocation, lease.gpu.node
-    return UsageSpan(
+def _use(lease: NewLease | Lease) -> Use:
+    allocation, gpu = lease.allocation, lease.gpu
+    assert allocation.flavour_id is not None
+    return Use(
         key=lease.uid,
         request_id=allocation.request_id,
         department_id=allocation.department_id,
         user_id=allocation.holder_id,
         flavour_id=allocation.flavour_id,
-        site_code=node.cluster.site.code,
-        node_name=node.name,
-        gpu_label=f"{node.name}/{lease.gpu.index}",
-        gpu_uid=lease.gpu.uid,
+        site_code=gpu.node.cluster.site.code,
+        node_name=gpu.node.name,
+        gpu_label=f"{gpu.node.name}/{gpu.index}",
+        gpu_uid=gpu.uid,
         charge_milli=lease.charge,
         started_at=lease.started_at,
-        accrued_to=lease.started_at,
     )
 
 

@@ -7,9 +7,10 @@ and noted; the next cycle decides about it again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
@@ -17,11 +18,12 @@ import structlog
 from django.db import DatabaseError, IntegrityError, transaction
 from django.utils.translation import gettext_lazy as _
 
-from pool.engine.model import Place
-from pool.locks import gpus_lock, lock_wait_limit
+from pool.engine.model import Member, Place
+from pool.locks import gpus_lock, lock_wait_limit, nodes_judged
 from pool.models import Allocation, AllocationEvent, AllocationMember, Gpu, Node, QueueEntry, SchedulerCycle
 from pool.selectors.planner_nodes import gpu_blocked, node_blocked
 from pool.services.leases import leases_open
+from portal.kernel.bulk import ids_take, values_copy
 from portal.kernel.clock import now
 from portal.kernel.errors import Conflict, DomainError
 from portal.ops.actor import Actor, system
@@ -33,6 +35,11 @@ from quotas.services.usage import quota_debit
 
 log = structlog.get_logger(__name__)
 SCHEDULER = system("scheduler")
+BUILT = (
+    "id", "uid", "request_id", "holder_id", "department_id", "flavour_id", "charge_milli", "quota_debited",
+    "interruptible", "priority", "reserved_at", "state_since", "expires_at", "cycle_id",
+)  # fmt: skip
+"""What ``allocation_build`` says of an allocation; all else has its default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +95,7 @@ def place_write(
             charge_milli=place.charge_milli,
             interruptible=request.interruptible,
         )
-    nodes = Node.objects.in_bulk([member.node_id for member in place.members])
+    nodes = nodes_judged({member.node_id for member in place.members})
     names = [nodes[member.node_id].name for member in place.members if member.node_id in nodes]
     fresh = request_allocated(
         request_id=request.pk,
@@ -109,8 +116,8 @@ def place_write(
     judge_again(place, gpus, nodes, flavour_id)
     allocation = allocation_build(place, request, flavour_id, at, cycle)
     allocation.uid = uid or allocation.uid
-    allocation.save(force_insert=True)
-    AllocationMember.objects.bulk_create(members_build(place, allocation))
+    allocations_write([allocation])
+    values_copy(AllocationMember, MEMBER, [member_row(one, allocation.pk) for one in place.members])
     leases_open(allocation=allocation, members=place.members, gpus=gpus, at=at)
     QueueEntry.objects.filter(request=request).delete()
     facts = facts_of(place, nodes, gpus)
@@ -156,18 +163,20 @@ def allocation_build(
     )
 
 
-def members_build(place: Place, allocation: Allocation) -> list[AllocationMember]:
-    """Its part on each node, not written yet."""
-    return [
-        AllocationMember(
-            allocation=allocation,
-            number=member.number,
-            node_id=member.node_id,
-            cpu_milli=member.cpu_milli,
-            memory_mib=member.memory_mib,
-        )
-        for member in place.members
-    ]
+def allocations_write(allocations: Sequence[Allocation]) -> None:
+    """Write allocations from ``allocation_build``; they have their ids afterwards."""
+    for pk, one in zip(ids_take(Allocation, len(allocations)), allocations, strict=True):
+        one.pk = pk
+        one._state.adding, one._state.db = False, "default"
+    values_copy(Allocation, BUILT, map(attrgetter(*BUILT), allocations))
+
+
+MEMBER = ("allocation_id", "number", "node_id", "cpu_milli", "memory_mib")
+
+
+def member_row(member: Member, allocation_id: int) -> tuple[int, ...]:
+    """The columns ``MEMBER`` of an allocation's part on a node."""
+    return allocation_id, member.number, member.node_id, member.cpu_milli, member.memory_mib
 
 
 def facts_of(place: Place, nodes: Mapping[int, Node], gpus: Mapping[int, Gpu]) -> dict[str, Any]:

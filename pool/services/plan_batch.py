@@ -15,31 +15,39 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 import structlog
-from django.db import DatabaseError, transaction
+from django.db import DatabaseError, connection, transaction
 
 from pool.engine.model import Place
-from pool.locks import gpus_lock, lock_wait_limit
+from pool.locks import gpus_lock, lock_wait_limit, nodes_judged
 from pool.models import (
     Allocation,
     AllocationEvent,
+    AllocationMember,
     Gpu,
-    Lease,
-    LeaseSpan,
     Node,
-    QueueEntry,
     SchedulerCycle,
 )
-from pool.services.leases import Charges, Ended, ended_later, leases_build, leases_write
+from pool.services.leases import (
+    Charges,
+    Ended,
+    NewLease,
+    NewSpan,
+    ended_later,
+    leases_build,
+    leases_write,
+)
 from pool.services.plan_apply import (
+    MEMBER,
     SCHEDULER,
     Applied,
     allocation_build,
+    allocations_write,
     facts_of,
     judge_again,
-    members_build,
+    member_row,
     place_apply,
 )
-from portal.kernel.bulk import rows_copy
+from portal.kernel.bulk import values_copy
 from portal.kernel.clock import now
 from portal.kernel.errors import DomainError
 from portal.ops.actor import Actor
@@ -50,7 +58,7 @@ from quotas.services.lifecycle_batch import Rooms, requests_allocated, requests_
 from quotas.services.usage_book import UsageBook
 
 log = structlog.get_logger(__name__)
-BATCH = 200
+BATCH = 400
 """Placements a transaction: its locks are held for some tenths of a second."""
 
 
@@ -69,8 +77,8 @@ class _Batch:
     charges: Charges
     ended: Ended
     taken: list[tuple[Place, Allocation]] = field(default_factory=list)
-    leases: list[Lease] = field(default_factory=list)
-    spans: list[LeaseSpan] = field(default_factory=list)
+    leases: list[NewLease] = field(default_factory=list)
+    spans: list[NewSpan] = field(default_factory=list)
 
 
 def places_apply(
@@ -132,6 +140,8 @@ def _apply(
     requests = requests_lock(asked)
     cards = [take.gpu_id for place in places for member in place.members for take in member.takes]
     gpus = gpus_lock(cards)
+    nodes = {card.node_id: card.node for card in gpus.values()}
+    nodes |= nodes_judged({one.node_id for place in places for one in place.members} - nodes.keys())
     at = now()
     batch = _Batch(
         at=at,
@@ -141,7 +151,7 @@ def _apply(
         requests=requests,
         rooms=Rooms({one.requester_id for one in requests.values()}),
         gpus=gpus,
-        nodes=Node.objects.in_bulk({member.node_id for place in places for member in place.members}),
+        nodes=nodes,
         charges=Charges(list(gpus)),
         ended=ended_later(gpus, at),
     )
@@ -221,19 +231,22 @@ def _write(batch: _Batch) -> None:
             for pk, one in facts.items()
         },
     )
-    Allocation.objects.bulk_create([allocation for _, allocation in batch.taken])
-    rows_copy(member for place, allocation in batch.taken for member in members_build(place, allocation))
+    allocations_write([allocation for _, allocation in batch.taken])
+    values_copy(
+        AllocationMember,
+        MEMBER,
+        (member_row(one, allocation.pk) for place, allocation in batch.taken for one in place.members),
+    )
     leases_write(batch.leases, batch.spans)
-    QueueEntry.objects.filter(request_id__in=list(facts)).delete()
-    rows_copy(
-        AllocationEvent(
-            allocation=allocation,
-            at=batch.at,
-            kind="reserved",
-            actor_name=batch.actor.name,
-            facts=facts[place.request_id],
-        )
-        for place, allocation in batch.taken
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM pool_queueentry WHERE request_id = ANY(%s)", [list(facts)])
+    values_copy(
+        AllocationEvent,
+        ("allocation_id", "at", "kind", "actor_name", "facts"),
+        (
+            (allocation.pk, batch.at, "reserved", batch.actor.name, facts[place.request_id])
+            for place, allocation in batch.taken
+        ),
     )
     audit_record_many(
         [

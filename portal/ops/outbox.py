@@ -14,7 +14,7 @@ from typing import Any
 
 from django.db import transaction
 
-from portal.kernel.bulk import rows_copy
+from portal.kernel.bulk import values_copy
 from portal.kernel.clock import now
 from portal.ops.models import OutboxEvent
 
@@ -42,7 +42,12 @@ def outbox_add(topic: str, payload: dict[str, Any], *, key: str = "") -> OutboxE
 
 def outbox_add_many(events: Sequence[tuple[str, dict[str, Any], str]]) -> int:
     """Add many (topic, payload, key) by COPY, with one poke after commit; returns how many."""
-    added = rows_copy([_event(*event) for event in events])
+    moment = now()
+    added = values_copy(
+        OutboxEvent,
+        ("topic", "payload", "key", "created_at", "available_at"),
+        ((topic, payload, key, moment, moment) for topic, payload, key in events),
+    )
     transaction.on_commit(_poke, robust=True)
     return added
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from quotas.engine.ids import NodeId
 from quotas.engine.tree import QuotaTree
@@ -21,8 +21,7 @@ from quotas.engine.tree import QuotaTree
 Rule = Literal["hard_cap", "guarantee", "borrow_limit", "subtree_quota"]
 
 
-@dataclass(frozen=True, slots=True)
-class LevelCheck:
+class LevelCheck(NamedTuple):
     """One rule at one level: ``used + requested ≤ limit``. ``requested`` is the part that reaches the
     level.
     """
@@ -74,11 +73,12 @@ def available_raw(tree: QuotaTree, node_id: NodeId) -> int:
     path = tree.path(node_id)
     root = path[-1]
     answer = tree.subtree[root] - tree.counters[root].charged
-    for step in reversed(path[:-1]):
+    for step in path[-2::-1]:
         kept, used, limit = tree.kept[step], tree.counters[step].charged, tree.nodes[step].borrow_limit
         if limit is not None:
             answer = min(answer, tree.subtree[step] - kept - max(0, used - kept) + limit)
-        answer += max(0, kept - used)
+        if kept > used:
+            answer += kept - used
     return answer
 
 
@@ -160,10 +160,10 @@ def refusal(tree: QuotaTree, node_id: NodeId, amount: int, *, interruptible: boo
         if cap is not None and tree.counters[step].total + amount > cap:
             return LevelCheck(step, "hard_cap", cap, tree.counters[step].total, amount)
     if not interruptible:
-        checks = cap_checks(tree, node_id, amount, interruptible=False)
-        failed = next((check for check in checks if not check.holds), None)
-        if failed is not None:
-            return failed
+        for step in path:
+            node, used = tree.nodes[step], tree.counters[step].total_noninterruptible
+            if (node.own is not None or node.guarantee is not None) and used + amount > tree.guarantee(step):
+                return LevelCheck(step, "guarantee", tree.guarantee(step), used, amount)
     rising = amount
     for step in path[:-1]:
         kept, used, limit = tree.kept[step], tree.counters[step].charged, tree.nodes[step].borrow_limit
@@ -180,13 +180,16 @@ def refusal(tree: QuotaTree, node_id: NodeId, amount: int, *, interruptible: boo
 def headroom(tree: QuotaTree, node_id: NodeId, *, interruptible: bool) -> int:
     """The largest amount that ``admit`` would let pass now; never below 0. The fast half of ``admit``."""
     answer = available_raw(tree, node_id)
+    nodes, of = tree.nodes, tree.counters
     for step in tree.path(node_id):
-        node, counters = tree.nodes[step], tree.counters[step]
-        if node.hard_cap is not None:
-            answer = min(answer, node.hard_cap - counters.total)
+        node = nodes[step]
+        if node.hard_cap is not None and node.hard_cap - of[step].total < answer:
+            answer = node.hard_cap - of[step].total
         if not interruptible and (node.own is not None or node.guarantee is not None):
-            answer = min(answer, tree.guarantee(step) - counters.total_noninterruptible)
-    return max(0, answer)
+            room = tree.guarantee(step) - of[step].total_noninterruptible
+            if room < answer:
+                answer = room
+    return answer if answer > 0 else 0
 
 
 def borrowed(tree: QuotaTree, node_id: NodeId, amount: int = 0) -> int:

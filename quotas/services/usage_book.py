@@ -8,6 +8,7 @@ departments' paths, root to leaf. Nothing is written before ``write``.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 
 from django.db import connection
 
@@ -15,7 +16,7 @@ from portal.kernel.clock import now
 from quotas.engine.available import Admission, admit
 from quotas.engine.tree import QuotaTree
 from quotas.models import FlavourCapacity, GpuFlavour, QuotaUsage
-from quotas.selectors.trees import build_tree, department_parents, path_of
+from quotas.selectors.trees import UsageNumbers, build_tree, department_parents, path_of
 
 UPDATE = """
 UPDATE quotas_quotausage u
@@ -25,6 +26,18 @@ UPDATE quotas_quotausage u
        AS x(id, direct, hard, charged, total, total_hard)
  WHERE u.id = x.id
 """
+
+
+@dataclass(slots=True)
+class _Row:
+    """What the database has of a department and flavour, and the direct use as it is going to be."""
+
+    pk: int
+    charged: int
+    total: int
+    total_noninterruptible: int
+    direct: int
+    direct_noninterruptible: int
 
 
 class UsageBook:
@@ -40,16 +53,18 @@ class UsageBook:
         self.departments = set(parents)
         steps = {d for one in department_ids if one in parents for d in path_of(parents, one)}
         self._lock_paths(steps, parents)
-        self.rows: dict[tuple[int, int], QuotaUsage] = {
-            (row.flavour_id, row.department_id): row
-            for row in QuotaUsage.objects.filter(flavour_id__in=wanted)
-        }
+        self.rows: dict[tuple[int, int], _Row] = {}
+        by_flavour: dict[int, list[UsageNumbers]] = {}
+        columns = ("pk", "charged", "total", "total_noninterruptible", *UsageNumbers._fields)
+        for row in QuotaUsage.objects.filter(flavour_id__in=wanted).values_list(*columns):
+            numbers = UsageNumbers(*row[4:])
+            by_flavour.setdefault(numbers.flavour_id, []).append(numbers)
+            direct = (numbers.direct, numbers.direct_noninterruptible)
+            pk, charged, total, hard = row[:4]
+            self.rows[numbers.flavour_id, numbers.department_id] = _Row(pk, charged, total, hard, *direct)
         installed = dict(
             FlavourCapacity.objects.filter(flavour_id__in=wanted).values_list("flavour_id", "installed_milli")
         )
-        by_flavour: dict[int, list[QuotaUsage]] = {}
-        for (flavour_id, _), row in self.rows.items():
-            by_flavour.setdefault(flavour_id, []).append(row)
         self.trees: dict[int, QuotaTree] = {
             pk: build_tree(parents, by_flavour.get(pk, []), installed.get(pk)) for pk in wanted
         }

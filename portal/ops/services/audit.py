@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID
 
 from django.db import transaction
 
-from portal.kernel.bulk import rows_copy
+from portal.kernel.bulk import values_copy
 from portal.kernel.clock import now
 from portal.ops.actor import Actor
 from portal.ops.models import AuditEvent
@@ -27,13 +29,33 @@ def audit_record(
 
     `before` and `after` hold only the fields that changed, JSON-ready, and never secrets.
     """
-    row = audit_row(
+    values = audit_row(
         acting_user=acting_user, action=action, subject=subject, before=before, after=after, reason=reason,
         department_id=department_id,
     )  # fmt: skip
     _of_a_change()
+    row = AuditEvent(**values._asdict())
     row.save(force_insert=True)
     return row
+
+
+class AuditRow(NamedTuple):
+    """An audit row that is not written yet: its columns."""
+
+    at: datetime
+    action: str
+    actor_id: int | None
+    actor_name: str
+    via: str
+    object_type: str
+    object_uid: UUID | None
+    object_label: str
+    department_id: int | None
+    before: dict[str, Any]
+    after: dict[str, Any]
+    reason: str
+    request_id: str
+    address: str | None
 
 
 def audit_row(
@@ -45,9 +67,9 @@ def audit_row(
     after: dict[str, Any] | None = None,
     reason: str = "",
     department_id: int | None = None,
-) -> AuditEvent:
+) -> AuditRow:
     """The same, not written yet: for changes of many things at once, written by `audit_record_many`."""
-    return AuditEvent(
+    return AuditRow(
         at=now(),
         action=action,
         actor_id=acting_user.user_id,
@@ -65,10 +87,10 @@ def audit_row(
     )
 
 
-def audit_record_many(rows: Iterable[AuditEvent]) -> int:
+def audit_record_many(rows: Iterable[AuditRow]) -> int:
     """Write prepared rows by COPY, inside the transaction of the changes that they tell of; returns how many."""
     _of_a_change()
-    return rows_copy(rows)
+    return values_copy(AuditEvent, AuditRow._fields, rows)
 
 
 def _of_a_change() -> None:

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 import pytest
 from django.db import IntegrityError, transaction
 
-from portal.kernel.bulk import rows_copy
+from pool.models import Site
+from portal.kernel.bulk import ids_take, rows_copy, values_copy
 from portal.ops.models import OutboxEvent
 
 AT = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
@@ -39,3 +40,20 @@ def test_rows_belong_to_a_transaction_and_go_with_it():
             ]
         )
     assert OutboxEvent.objects.count() == 0
+
+
+@pytest.mark.django_db
+def test_bare_values_get_the_defaults_of_their_model():
+    with transaction.atomic():
+        ids = ids_take(Site, 2)
+        rows = [(ids[0], "bj", "北京\t1"), (ids[1], "sh", "上海")]
+        assert values_copy(Site, ("id", "code", "name"), rows) == 2
+    one, two = Site.objects.order_by("id")
+    assert (one.pk, one.name, two.pk, two.name) == (ids[0], "北京\t1", ids[1], "上海")
+    saved = Site.objects.create(code="gz", name="广州")
+    assert saved.pk > ids[1]
+    for field in Site._meta.concrete_fields:
+        if field.attname not in ("id", "uid", "code", "name", "created_at", "updated_at"):
+            assert getattr(one, field.attname) == getattr(saved, field.attname), field.attname
+    assert one.uid != two.uid
+    assert one.created_at == two.created_at <= saved.created_at
