@@ -39,7 +39,7 @@ from pool.engine.model import (
 )
 from pool.engine.order import Line, Queues, Standings, fair_shares, queues_of
 from pool.engine.reasons import Reason, with_deadline
-from pool.engine.round import Blocked, Round
+from pool.engine.round import Round
 from pool.engine.victims import Bench
 from pool.engine.world import World
 
