@@ -42,6 +42,7 @@ urlpatterns = [
     path("leases/<uuid:uid>/log.txt", views_leases.allocation_log_download, name="allocation-log-download"),
     path("leases/<uuid:uid>/do/<slug:act>/", views_leases.allocation_act, name="allocation-act"),
     path("pool/progress/<uuid:uid>/", views_leases.request_progress, name="request-progress"),
+    path("pool/queue/brief/", views_leases.queue_brief, name="queue-brief"),
     path("pool/fit/", views_leases.fit, name="fit"),
     path("pool/what-if/", views_what_if.what_if_panel, name="what-if"),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from uuid import UUID
 
 from django.contrib.auth.decorators import login_required
@@ -11,12 +12,13 @@ from django.views.decorators.http import require_GET
 
 from monitoring.engine.tiles import STATES
 from monitoring.models import NodeState
-from monitoring.selectors import access, gpu_page, wall
+from monitoring.selectors import access, gpu_page, series, wall
 from monitoring.selectors.board import board_now
 from monitoring.selectors.topology import topology_of
 from monitoring.web.sockets import socket_path
 from monitoring.web.views_wall import with_words
 from pool.models import Node
+from portal.kernel.clock import now
 
 
 @login_required
@@ -100,10 +102,15 @@ def allocation_live(request: HttpRequest, uid: UUID) -> HttpResponse:
     )
 
 
+MINI_POINT_S = 120
+LATE_S = 60
+
+
 @login_required
 @require_GET
 def allocation_mini(request: HttpRequest, uid: UUID) -> HttpResponse:
-    """How busy an allocation's cards are now and how full their memory is: the gauges of a card on the home page."""
+    """How busy an allocation's cards are, now and over the last hour, and how full their memory is: the gauges of a
+    card on the home page, and the moment of the data for its live mark."""
     policy = request.policy  # type: ignore[attr-defined]
     board = board_now()
     keys = access.topic_keys(policy, "allocation", uid)
@@ -116,6 +123,7 @@ def allocation_mini(request: HttpRequest, uid: UUID) -> HttpResponse:
     ]
     total = sum(of for _used, of in memory)
     used = sum(each for each, _of in memory)
+    moments = [row["at"] for row in shown if row["at"] is not None]
     return render(
         request,
         "monitoring/_allocation_mini.html",
@@ -123,8 +131,21 @@ def allocation_mini(request: HttpRequest, uid: UUID) -> HttpResponse:
             "cells": len(keys),
             "told": len(busy),
             "busy": sum(busy) / len(busy) if busy else None,
+            "hour": _hour(keys) if busy else [],
             "used_mib": used,
             "total_mib": total,
             "memory_percent": 100 * used / total if total else None,
+            "at": max(moments, default=None),
+            "late": not moments or (now() - max(moments)).total_seconds() > LATE_S,
         },
     )
+
+
+def _hour(keys: list[access.Key]) -> list[float | None]:
+    """Busy time over the last hour, in percent, each two minutes the mean of the cards; None where nothing came."""
+    end = now()
+    end -= timedelta(seconds=end.timestamp() % MINI_POINT_S)
+    start = end - timedelta(hours=1)
+    points = series.history(keys, start=start, end=end, step=60, point_s=MINI_POINT_S)
+    by_place = {int((p.at - start).total_seconds()) // MINI_POINT_S: p.util for p in points}
+    return [by_place.get(place) for place in range(3600 // MINI_POINT_S)]

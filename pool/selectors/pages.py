@@ -8,7 +8,17 @@ from typing import Any
 from django.db.models import Count, F, IntegerField, OuterRef, Prefetch, Q, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
 
-from pool.models import Allocation, AllocationMember, Cluster, Gpu, Lease, Node, QueueEntry, Site
+from pool.models import (
+    Allocation,
+    AllocationMember,
+    Cluster,
+    Gpu,
+    Lease,
+    Node,
+    QueueEntry,
+    ReclaimCase,
+    Site,
+)
 from portal.accounts.policy import Policy
 from portal.ops.models import Incident
 from portal.ops.selectors.runs import sweeps_silent_since
@@ -38,6 +48,33 @@ def allocations_listed(policy: Policy) -> QuerySet[Allocation]:
         .only(*LISTED)
         .prefetch_related(Prefetch("members", members.order_by("number")))
     )
+
+
+def allocations_held(user_id: int, limit: int = 12) -> list[Allocation]:
+    """One person's open allocations, newest first, with what their cards show: nodes, leases, idleness, open cases."""
+    open_cases = ReclaimCase.objects.filter(closed_at=None).order_by("-id")
+    leases = Lease.objects.filter(ended_at=None).select_related("gpu", "mig_slice")
+    members = AllocationMember.objects.select_related("node").order_by("number")
+    return list(
+        Allocation.objects.filter(holder_id=user_id)
+        .exclude(state=Allocation.State.ENDED)
+        .select_related("flavour", "request__flavour", "idle_watch")
+        .prefetch_related(
+            Prefetch("members", members),
+            Prefetch("leases", leases.order_by("member", "gpu__index"), to_attr="held_now"),
+            Prefetch("reclaim_cases", open_cases, to_attr="open_cases"),
+        )
+        .order_by("-id")[:limit]
+    )
+
+
+def queue_of(policy: Policy, request_ids: list[int]) -> list[QueueEntry]:
+    """Places in line of these requests, of those that the person may see."""
+    seen = Q(request__requester=policy.user) | policy.reads.q("request__department_id")
+    queued = QueueEntry.objects.filter(
+        request_id__in=request_ids, request__state=CapacityRequest.State.QUEUED
+    )
+    return list(queued.filter(seen).select_related("request__flavour"))
 
 
 def allocation_seen(policy: Policy, uid: Any) -> Allocation | None:

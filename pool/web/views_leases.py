@@ -22,6 +22,7 @@ from pool.services import allocations
 from pool.services.idle import still_needed
 from pool.services.modes import consent_set
 from pool.services.reclaim_rules import rules_active
+from pool.web.home_cards import home_card
 from pool.web.ladder_words import ladder_steps
 from pool.web.reasons import explain, explain_basis
 from portal.accounts.middleware import policy_of_request
@@ -208,15 +209,33 @@ def allocation_log_download(request: HttpRequest, uid: Any) -> StreamingHttpResp
 @login_required
 @require_GET
 def home_allocations(request: HttpRequest) -> HttpResponse:
-    """Cards of my open allocations, for the researcher's home."""
-    mine = (
-        Allocation.objects.filter(holder=request.user)
-        .exclude(state=Allocation.State.ENDED)
-        .select_related("flavour", "request", "department")
-        .prefetch_related("members__node")
-        .order_by("-id")[:12]
+    """Cards of my open allocations, for the researcher's home, and what is about to be taken back above them."""
+    cards = [home_card(a) for a in pages.allocations_held(request.user.pk)]
+    idle = [c for c in cards if c["idle"]]
+    most = rules_active()[1].still_needed_times if idle else 0
+    for card in idle:
+        card["left"] = max(0, most - card["idle"].excuses)
+    return render(request, "pool/_home_allocations.html", {"cards": cards, "here": reverse("home")})
+
+
+@login_required
+@require_GET
+def queue_brief(request: HttpRequest) -> HttpResponse:
+    """Of queued requests (`of`: their numbers) place, reason and likely start; of those that hold something what it is
+    and until when. Put into the lines of a list that has them."""
+    policy = policy_of_request(request)
+    numbers = [
+        int(n) for n in request.GET.get("of", "").split(",")[:PER_PAGE] if n.isdecimal() and len(n) < 19
+    ]
+    rows = [
+        {"entry": e, "why": explain(e.reason, e.figures, e.request.flavour.name if e.request.flavour else ""),
+         "basis": explain_basis(e.basis, e.figures)}
+        for e in pages.queue_of(policy, numbers)
+    ]  # fmt: skip
+    held = (
+        pages.allocations_visible(policy).filter(request_id__in=numbers).exclude(state=Allocation.State.ENDED)
     )
-    return render(request, "pool/_home_allocations.html", {"allocations": list(mine)})
+    return render(request, "pool/_queue_brief.html", {"rows": rows, "held": list(held)})
 
 
 @login_required

@@ -14,7 +14,9 @@ from django.http import HttpRequest
 
 from portal.notify.models import Notification
 from portal.ops.models import Incident
+from quotas.models import CapacityRequest
 from quotas.selectors.approvals import waiting_for
+from quotas.selectors.user_limits import WAITING
 
 
 def unread(request: HttpRequest) -> int:
@@ -27,6 +29,11 @@ def to_decide(request: HttpRequest) -> int:
     return waiting_for(request.user.pk, request.policy)  # type: ignore[arg-type, attr-defined]
 
 
+def asks_waiting(request: HttpRequest) -> int:
+    """The person's own requests that wait, for people or for GPUs; a series counts once."""
+    return CapacityRequest.objects.filter(requester_id=request.user.pk, head=None, state__in=WAITING).count()
+
+
 def open_incidents(request: HttpRequest) -> int:
     """Incidents that are not closed."""
     return Incident.objects.exclude(state=Incident.State.CLOSED).count()
@@ -35,6 +42,7 @@ def open_incidents(request: HttpRequest) -> int:
 KEPT_SECONDS = 15
 COUNTS: dict[str, Callable[[HttpRequest], int]] = {
     "quotas:approvals": to_decide,
+    "quotas:request-list": asks_waiting,
     "ops:incidents": open_incidents,
     "unread": unread,
 }

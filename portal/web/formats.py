@@ -109,6 +109,12 @@ def _day(day: dt.date, this_year: int) -> str:
     return text if day.year == this_year else f"{text}{NBSP}{day.year}"
 
 
+def _long_day(day: dt.datetime) -> str:
+    if is_chinese():
+        return f"{day.year}年{day.month}月{day.day}日 星期{ZH_WEEKDAYS[day.weekday()]}"
+    return f"{day:%A} {day.day} {day:%B} {day.year}"  # the process runs in the C locale: English
+
+
 def weekday(when: dt.datetime | dt.date) -> str:
     """``Tue`` / ``周二``."""
     day = in_zone(when) if isinstance(when, dt.datetime) else when
@@ -118,7 +124,7 @@ def weekday(when: dt.datetime | dt.date) -> str:
 def moment(when: dt.datetime, style: str = "", now: dt.datetime | None = None) -> str:
     """A time in the reader's zone. Styles: "" ``16 Jun 14:03``, "seconds" ``16 Jun 14:03:12``,
     "time" ``14:03``, "clock" ``14:03:12``, "date" ``16 Jun``, "day" ``Tue 16 Jun``,
-    "full" ``16 Jun 14:03 (UTC+8)``."""
+    "long" ``Tuesday 16 June 2026``, "full" ``16 Jun 14:03 (UTC+8)``."""
     return local_moment(in_zone(when), style, now or clock.now())
 
 
@@ -128,6 +134,8 @@ def local_moment(local: dt.datetime, style: str, now: dt.datetime) -> str:
         return f"{local.hour:02d}:{local.minute:02d}"
     if style == "clock":
         return f"{local.hour:02d}:{local.minute:02d}:{local.second:02d}"
+    if style == "long":
+        return _long_day(local)
     day = _day(local.date(), now.astimezone(local.tzinfo).year)
     if style == "date":
         return day

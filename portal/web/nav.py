@@ -201,6 +201,16 @@ def roles_of(request: HttpRequest) -> frozenset[str]:
     return policy.roles if policy is not None else frozenset()
 
 
+def _home_department(request: HttpRequest) -> str:
+    policy = getattr(request, "policy", None)
+    row = (
+        policy.tree.rows.get(getattr(request.user, "home_department_id", None))
+        if policy is not None
+        else None
+    )
+    return row.name if row is not None else ""
+
+
 def _groups(request: HttpRequest) -> list[dict[str, Any]]:
     roles = roles_of(request)
     staff = bool(getattr(request.user, "is_staff", False))
@@ -276,6 +286,7 @@ def navigation(request: HttpRequest) -> dict[str, Any]:
             "signed_in": signed_in,
             "groups": _groups(request) if signed_in else [],
             "role": next((label for key, label in ROLE_LABELS.items() if key in roles), ""),
+            "home_department": _home_department(request) if signed_in else "",
             "notices_url": resolve("notify:notices", "notify:notice-list", "notify:list", "notify:inbox"),
             "unread": counts.of(request, "unread") if signed_in else 0,
             "profile_url": resolve("accounts:preferences", "accounts:profile", "accounts:settings"),

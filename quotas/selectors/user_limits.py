@@ -47,6 +47,21 @@ def held_by(user_ids: Collection[int], *, but_not: int | None = None) -> dict[in
     return found
 
 
+def held_flavours(user_id: int) -> tuple[int, list[tuple[str, int]]]:
+    """(requests, [(flavour, milli-GPU)]) that one person holds now, the most first."""
+    rows = CapacityRequest.objects.filter(requester_id=user_id, state=CapacityRequest.State.ALLOCATED)
+    open_now = Sum("usage_spans__charge_milli", filter=Q(usage_spans__ended_at=None))
+    found: dict[str, int] = {}
+    count = 0
+    for name, asked, holds in rows.annotate(holds=open_now).values_list(
+        "flavour__name", "charge_milli", "holds"
+    ):
+        count += 1
+        if name is not None:
+            found[name] = found.get(name, 0) + (asked if holds is None else min(asked, holds))
+    return count, sorted(found.items(), key=lambda item: (-item[1], item[0]))
+
+
 def held_milli(user_id: int, *, but_not: int | None = None) -> int:
     """Milli-GPU that one person's requests hold now."""
     return held_by([user_id], but_not=but_not).get(user_id, (0, 0))[0]

@@ -5,6 +5,7 @@ only.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable
 from typing import Any
 
 from django.conf import settings
@@ -92,6 +93,11 @@ def likely_flavour(request: HttpRequest) -> str:
     return best.flavour.code if best is not None else ""
 
 
+def at_pool(rows: Iterable[CapacityRequest]) -> str:
+    """Numbers of the rows that the pool knows more about: in line, or holding something."""
+    return ",".join(str(r.pk) for r in rows if r.state == S.ALLOCATED or (r.state == S.QUEUED and not r.held))
+
+
 @login_required
 @require_GET
 def request_list(request: HttpRequest) -> HttpResponse:
@@ -130,6 +136,7 @@ def request_list(request: HttpRequest) -> HttpResponse:
     context = {
         "page": page,
         "rows": [present.row_of(r, names, deciders, progress) for r in page],
+        "at_pool": at_pool(page),
         "of": of,
         "state": state,
         "q": text,

@@ -145,7 +145,7 @@ def gib(mib: int | None, places: int = 1) -> str:
 @register.filter
 def local_time(when: dt.datetime | None, style: str = "") -> SafeString | str:
     """``{{ t|local_time }}`` → ``<time>16 Jun 14:03</time>`` in the reader's zone, the exact moment with
-    its zone on hover. Styles: "", "seconds", "time", "clock", "date", "day", "full"."""
+    its zone on hover. Styles: "", "seconds", "time", "clock", "date", "day", "long", "full"."""
     if when is None:
         return formats.DASH
     local = formats.in_zone(when)

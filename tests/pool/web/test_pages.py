@@ -9,6 +9,7 @@ from pool.models import Allocation, AllocationLog
 from pool.selectors.logs import log_pieces, log_tail
 from pool.selectors.pages import nodes_listed
 from pool.services.cycle import schedule_cycle
+from pool.web.home_cards import ranges
 from tests.pool import builders as pool
 from tests.quotas import build
 
@@ -139,3 +140,34 @@ def test_work_without_a_gpu_claims_no_gpu_seen_free_and_no_share_of_the_host(hel
     page = browser(held.holder).get(address).content.decode()
     assert "all its GPUs were seen free" not in page
     assert "nothing of it runs any more" in page
+
+
+def test_home_tells_the_place_and_the_run_of_time_of_what_is_held(held: Allocation) -> None:
+    page = browser(held.holder).get("/leases/mine/cards/").content.decode()
+    assert f'href="/nodes/{held.members.get().node.uid}/">sh-01 · GPU 0–1</a>' in page
+    assert held.ref in page and "Running" in page
+    assert 'data-tone="info"' in page and "left</span>" in page  # how far its time has run
+    assert held.ref not in browser(build.user(language="en")).get("/leases/mine/cards/").content.decode()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"), [([], ""), ([3], "3"), ([2, 0, 1], "0–2"), ([0, 1, 3, 5, 6, 6], "0–1, 3, 5–6")]
+)
+def test_card_numbers_are_written_as_ranges(numbers: list[int], words: str) -> None:
+    assert ranges(numbers) == words
+
+
+def test_lists_are_told_the_place_in_line_by_those_who_may_know(held: Allocation) -> None:
+    waits = pool.queued(held.department, held.flavour, 8)  # type: ignore[arg-type]
+    waits.requester.language = "en"
+    waits.requester.save()
+    schedule_cycle(cause="test")
+    address = f"/pool/queue/brief/?of={waits.pk},{held.request_id},x,99999999999999999999"
+    own = browser(waits.requester).get(address).content.decode()
+    assert f'id="q-note-{waits.pk}"' in own and "place 1 of 1" in own and "It needs 8 free" in own
+    assert held.ref not in own
+    lead = build.user(language="en")
+    build.role(lead, "lead", held.department)
+    both = browser(lead).get(address).content.decode()
+    assert f'id="q-when-{held.request_id}"' in both and held.ref in both and "place 1 of 1" in both
+    assert "q-note" not in browser(build.user(language="en")).get(address).content.decode()

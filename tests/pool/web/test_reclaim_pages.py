@@ -292,3 +292,17 @@ def test_the_api_can_what_the_pages_can(scene: Scene) -> None:
     assert mine.post(f"/api/v1/allocations/{uid}/consent/", {"willing": True}, **post).status_code == 200
     assert mine.post(f"/api/v1/allocations/{uid}/still-needed/", {}, **post).status_code == 200
     assert ReclaimAdvice.objects.count() == 1
+
+
+def test_home_warns_above_the_cards_and_takes_still_needed(scene: Scene) -> None:
+    mine = browser(scene.lin)
+    page = mine.get("/leases/mine/cards/").content.decode()
+    assert page.count('class="callout"') == 2
+    assert f"{scene.noticed.ref} (2 × " in page and "is taken back at" in page
+    assert f"{scene.idle.ref} (2 × " in page and "counts as idle since" in page
+    assert page.count("Reclaiming") == page.count("Taken back ") == 1
+    most = rules_active()[1].still_needed_times
+    assert f"{most} times left" in page or f"{most} time left" in page
+    answer = mine.post(f"/leases/{scene.idle.uid}/do/still-needed/", {"next": "/"})
+    assert answer.headers["Location"] == "/"
+    assert mine.get("/leases/mine/cards/").content.decode().count('class="callout"') == 1
