@@ -235,9 +235,8 @@ def _push(allocation: Allocation, at: datetime) -> dict[str, int]:
             member.stop_ordered_at is None
             and not allocation.commands.filter(member=member.number, kind="stop").exists()
         ):
-            case = stopping.case_open(allocation)
-            hooked = case is not None and case.checkpoint_at is not None
-            signal = "SIGTERM" if hooked else stopping.signal_of(allocation)
+            hook_called = stopping.hooked(stopping.case_open(allocation))
+            signal = "SIGTERM" if hook_called else stopping.signal_of(allocation)
             left = max(0.0, ((allocation.grace_until or at) - at).total_seconds())
             counts["stops"] += stopping.order_stop(member, grace_s=left, signal=signal)
     return counts

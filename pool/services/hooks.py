@@ -12,9 +12,9 @@ from typing import Any
 import structlog
 from django.db import transaction
 
-from pool.executors.base import ExecutorFailure, executor_for
+from pool.executors.base import ExecutorFailure, TerminalFailure, executor_for
 from pool.locks import allocation_lock
-from pool.models import AgentCommand, Allocation, AllocationMember, ReclaimCase
+from pool.models import AgentCommand, Allocation, AllocationEvent, AllocationMember, ReclaimCase
 from pool.services.commands import CHECKPOINT
 from pool.services.hook_post import PostAnswer, hook_secret, post_hook
 from portal.kernel.clock import now
@@ -50,8 +50,8 @@ def order_after_commit(*, allocation: Allocation, case: ReclaimCase, seconds: fl
     if case.hook == ReclaimCase.Hook.URL:
         _post_soon(case)
         return
-    members, order = members_of(allocation, case), _order_of(allocation, case, seconds)
-    transaction.on_commit(lambda: _order(members, order), robust=True)
+    members, order, pk = members_of(allocation, case), _order_of(allocation, case, seconds), case.pk
+    transaction.on_commit(lambda: _order(pk, members, order), robust=True)
 
 
 def _order_of(allocation: Allocation, case: ReclaimCase, seconds: float) -> dict[str, Any]:
@@ -65,13 +65,48 @@ def _order_of(allocation: Allocation, case: ReclaimCase, seconds: float) -> dict
     }
 
 
-def _order(members: list[AllocationMember], order: dict[str, Any]) -> None:
+def _order(case_id: int, members: list[AllocationMember], order: dict[str, Any]) -> None:
+    from pool.services.ladder import checkpoint_reported
+
     for member in members:
         try:
             executor_for(member.node.cluster).checkpoint(member=member, order=order)
+        except TerminalFailure as error:
+            if order["kind"] == ReclaimCase.Hook.SIGNAL:
+                _signal_with_stop(case_id)
+                return
+            # Such a hook cannot be called there: said at once, in the work's history. It is stopped as if it had none.
+            checkpoint_reported(case_id=case_id, member=member.number, ok=False, detail=error.detail)
         except ExecutorFailure as error:
             # The grace runs on; work that cannot be told is stopped at its end as if it had no hook.
             log.warning("checkpoint_not_ordered", member=member.pk, code=error.code)
+
+
+def _signal_with_stop(case_id: int) -> None:
+    """Where running work cannot be sent a signal (pods), the stop itself begins with it, with all its seconds: so the
+    stop is due now, and counts as one that no hook went before (``stopping.hooked``)."""
+    from pool.services.ladder import case_step
+
+    with transaction.atomic():
+        allocation_id = ReclaimCase.objects.values_list("allocation_id", flat=True).get(pk=case_id)
+        allocation = allocation_lock(allocation_id)
+        case = ReclaimCase.objects.get(pk=case_id)
+        if case.step != ReclaimCase.Step.CHECKPOINT or case.checkpoint_done_at is not None:
+            return
+        at = now()
+        advance(
+            ReclaimCase.objects.filter(pk=case_id),
+            checkpoint_result={**case.checkpoint_result, "with_stop": True},
+            checkpoint_done_at=at,
+        )
+        AllocationEvent.objects.create(
+            allocation=allocation,
+            at=at,
+            kind="checkpoint_with_stop",
+            actor_name="rules",
+            facts={"hook": case.hook},
+        )
+        transaction.on_commit(lambda: case_step(case_id=case_id), robust=True)
 
 
 def _post_soon(case: ReclaimCase) -> None:
@@ -102,10 +137,11 @@ def hooks_repeat(at: datetime) -> int:
                 allocation=case.allocation, kind=CHECKPOINT, payload__case=str(case.uid)
             ).values_list("member", flat=True)
         )
+        told |= {int(name) for name in case.checkpoint_result if name.isdecimal()}
         lost = [member for member in members_of(case.allocation, case) if member.number not in told]
         if lost:
             left = (case.grace_until - at).total_seconds() if case.grace_until else 0.0
-            _order(lost, _order_of(case.allocation, case, left))
+            _order(case.pk, lost, _order_of(case.allocation, case, left))
             again += 1
     return again
 

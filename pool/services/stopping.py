@@ -69,8 +69,8 @@ def stop(
                 extra={"state": str(allocation.state)},
             )
         case = case_open(allocation)
-        hooked = case is not None and case.checkpoint_at is not None
-        grace = (GRACE_S if hooked else grace_of(allocation)) if grace_s is None else grace_s
+        hook_called = hooked(case)
+        grace = (GRACE_S if hook_called else grace_of(allocation)) if grace_s is None else grace_s
         # Reserved means that no worker has begun to order the start: that happens under this row's lock too.
         begun = allocation.state != Allocation.State.RESERVED
         take(
@@ -122,7 +122,7 @@ def stop(
                 # A lost node gets the order when it is back: what still runs there must not go on.
                 if member.state not in (AllocationMember.State.EXITED, AllocationMember.State.FREE):
                     order_stop_after_commit(
-                        member, grace_s=grace, signal="SIGTERM" if hooked else signal_of(allocation)
+                        member, grace_s=grace, signal="SIGTERM" if hook_called else signal_of(allocation)
                     )
         else:
             never_begun(allocation, at)
@@ -147,6 +147,11 @@ def grace_of(allocation: Allocation) -> int:
 def signal_of(allocation: Allocation) -> str:
     """The signal that a stop begins with where no hook was called before."""
     return str((allocation.request.checkpoint or {}).get("signal") or "SIGTERM")
+
+
+def hooked(case: ReclaimCase | None) -> bool:
+    """Whether a checkpoint hook was called before the stop, which then need not carry the signal and its seconds."""
+    return case is not None and case.checkpoint_at is not None and not case.checkpoint_result.get("with_stop")
 
 
 def case_open(allocation: Allocation) -> ReclaimCase | None:

@@ -66,6 +66,7 @@ def event_words(event: AllocationEvent) -> str:
         "checkpoint_asked": _("Asked to save itself before it is stopped"),
         "checkpoint_done": _("Its checkpoint is written"),
         "checkpoint_failed": _("Its checkpoint failed"),
+        "checkpoint_with_stop": _("Its checkpoint signal goes out with the stop"),
         "idle_warning": _("Its holder was told that it counts as idle"),
         "remote_opened": _remote(str(facts.get("kind", ""))),
         "health_ok": _("Its health check succeeds on %(node)s") % where,

@@ -160,7 +160,12 @@ class CommandLine:
         return rows
 
     def history(
-        self, *, names: Iterable[str] = (), since: datetime, until: datetime | None = None
+        self,
+        *,
+        names: Iterable[str] = (),
+        ids: Iterable[str] = (),
+        since: datetime,
+        until: datetime | None = None,
     ) -> list[Job]:
         """By `sacct`, whole jobs alone."""
         words = [
@@ -180,6 +185,9 @@ class CommandLine:
         listed = list(names)
         if listed:
             words += [f"--name={','.join(listed)}"]
+        numbers = list(ids)
+        if numbers:
+            words += ["-j", ",".join(numbers)]
         return text.accounted(self._run(words, SLURM_TIME_FORMAT="%s", TZ="UTC"))
 
     # -- doing --------------------------------------------------------------------------------------------

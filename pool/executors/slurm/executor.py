@@ -314,6 +314,24 @@ def _past(
             return out, True
         # The accounting may say RUNNING of a job that a controller lost: only an end is believed.
         out.update(latest_of(job for job in found if job.over))
+    # Work that was taken in keeps the name that its owner gave it: it is asked for by its id.
+    by_id = {member.external_id: member for member in members if member.allocation.uid not in out}
+    numbers = sorted(number for number in by_id if number.isdecimal())
+    for begin in range(0, len(numbers), NAMES_AT_ONCE):
+        try:
+            found = transport.history(ids=numbers[begin : begin + NAMES_AT_ONCE], since=at - HISTORY)
+        except RetryableFailure as error:
+            log.info("accounting_away", code=error.code)
+            return out, False
+        except TerminalFailure:
+            return out, True
+        for job in found:
+            member = by_id.get(job.id)
+            # Numbers begin anew some day: one that ended before this work began is another job's.
+            if member is None or not job.over or job.uid not in (None, member.allocation.uid):
+                continue
+            if member.started_at is None or job.ended_at is None or job.ended_at >= member.started_at:
+                out[member.allocation.uid] = job
     return out, True
 
 

@@ -148,11 +148,24 @@ class Rest:
         return [read.node(row) for row in self._call("GET", f"/slurm/{self.api}/nodes").get("nodes") or []]
 
     def history(
-        self, *, names: Iterable[str] = (), since: datetime, until: datetime | None = None
+        self,
+        *,
+        names: Iterable[str] = (),
+        ids: Iterable[str] = (),
+        since: datetime,
+        until: datetime | None = None,
     ) -> list[Job]:
         """From slurmdbd behind slurmrestd, where this version filters; else by the command line."""
         if self.api < LISTS:
-            return self.commands.history(names=names, since=since, until=until)
+            return self.commands.history(names=names, ids=ids, since=since, until=until)
+        numbers = [number for number in ids if number.isdecimal()]
+        if numbers:
+            rows = [
+                row
+                for number in numbers
+                for row in self._call("GET", f"/slurmdb/{self.api}/job/{number}").get("jobs") or []
+            ]
+            return [job for job in map(read.accounted_json, rows) if job.id in numbers]
         asked: dict[str, str] = {"start_time": str(int(since.timestamp()))}
         if until is not None:
             asked["end_time"] = str(int(until.timestamp()))

@@ -66,9 +66,14 @@ class SlurmTransport(Protocol):
         """Send a signal to the batch script alone, or to everything of it. An unknown job is no failure."""
 
     def history(
-        self, *, names: Iterable[str] = (), since: datetime, until: datetime | None = None
+        self,
+        *,
+        names: Iterable[str] = (),
+        ids: Iterable[str] = (),
+        since: datetime,
+        until: datetime | None = None,
     ) -> list[Job]:
-        """What the accounting knows of jobs by these names (none: of all); `TerminalFailure` (`no_accounting`) where
+        """What the accounting knows of jobs by these names or ids (none: of all); `TerminalFailure` (`no_accounting`) where
         the site keeps none."""
 
     def prolong(self, job_id: str, minutes: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from pool.models import Allocation, Gpu, Lease, Node, WorkUpload
 from pool.services.conditions import gpu_cordon
 from portal.ops.actor import SYSTEM
 from quotas.models import CapacityRequest
-from tests.pool.agent.conftest import PATIENCE, wait_for
+from tests.pool.agent.conftest import PATIENCE, Site, wait_for
 from tests.pool.client.conftest import Laptop, refs
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.serial]
@@ -68,6 +69,32 @@ def test_a_run_outlives_its_terminal_and_is_seen_again(laptop: Laptop, pool: Nod
     assert (code, out) == (0, "one\ntwo\n"), err
     assert (laptop.folder / "result.txt").read_text() == "kept\n"
     assert laptop.call("logs", ref)[1] == "one\ntwo\n"
+
+
+def test_logs_are_followed_over_a_cut_connection_to_the_end(laptop: Laptop, pool: Node, site: Site) -> None:
+    script = "n=0; while [ ! -e go ]; do echo line $n; n=$((n+1)); sleep 0.1; done; echo last; exit 3"
+    code, _out, err = laptop.call("run", "--detach", "--no-results", "--", "sh", "-c", script)
+    assert code == 0, err
+    ref = refs(err)[0]
+    wait_for(lambda: Allocation.objects.filter(state="running").exists())
+    process = laptop.start("logs", ref, "-f")
+    assert process.stdout is not None
+    heads = [process.stdout.readline() for _ in range(3)]
+    site.stop()
+    time.sleep(2)
+    site.start()
+    heads += [process.stdout.readline() for _ in range(30)]
+    laptop.write("go", "")
+    assert laptop.call("cp", "go", f"{ref}:.")[0] == 0
+    assert process.stderr is not None
+    out, err = process.stdout.read(), process.stderr.read()
+    process.wait(PATIENCE)
+    lines = "".join([*heads, out]).splitlines()
+    assert (process.returncode, lines[-1]) == (0, "last")
+    assert lines[:-1] == [f"line {n}" for n in range(len(lines) - 1)], "each line once, in order"
+    assert err.count("connection lost") <= 1, "said once for a cut, however long it is tried"
+    again = laptop.call("logs", ref)
+    assert again[1].splitlines() == lines, "a later reader sees the same"
 
 
 def test_what_waits_says_why(laptop: Laptop, pool: Node) -> None:

@@ -243,11 +243,11 @@ def test_the_books_of_slurm_agree_with_ours(rig: SlurmRig) -> None:
     assert Incident.objects.filter(kind="accounts_differ", state="open").count() == 1
 
 
-def theirs(rig: SlurmRig, gpus: int) -> str:
+def theirs(rig: SlurmRig, gpus: int, command: str = "sleep 600") -> str:
     """A job of somebody who does not come through the pool, seen by a look on its cards."""
     job = rig.bed.run(
         "sbatch", "--parsable", "-p", "batch", "-A", "ml", f"--gres=gpu:a100:{gpus}", "--mem=100", "--requeue",
-        "--comment=mine to keep", "-o", "/dev/null", "--wrap", "sleep 600",
+        "--comment=mine to keep", "-o", "/dev/null", "--wrap", command,
     ).strip()  # fmt: skip
     rig.settle(lambda: len(marked(rig)) == gpus)
     return job
@@ -291,6 +291,27 @@ def test_what_runs_there_is_taken_in_and_ends_like_any_other(rig: SlurmRig) -> N
     rig.settle(lambda: Allocation.objects.get(pk=allocation.pk).state == "ended")
     assert Allocation.objects.get(pk=allocation.pk).end_reason == "released"
     assert {span.ended_at is None for span in UsageSpan.objects.all()} == {False}
+
+
+def test_taken_in_and_forgotten_by_the_controller_its_end_is_in_the_accounting(rig: SlurmRig) -> None:
+    """It ended while nobody looked, and the controller has purged it since (MinJobAge)."""
+    go = rig.bed.top / "go"
+    job = theirs(rig, 1, f"while [ ! -e {go} ]; do sleep 0.1; done; exit 5")
+    allocation = taken_in(rig, job)
+    rig.look()
+    go.touch()
+    rig.bed.wait(
+        lambda: "FAILED" in rig.bed.run("sacct", "-X", "-n", "-j", job, "-o", "State"),
+        "the end in the accounting",
+    )
+    go.unlink()
+    rig.bed.stop_controller()
+    rig.bed.start_controller(empty=True)
+    assert rig.bed.run("squeue", "-h", "-t", "all", "-j", job, "-o", "%T", check=False).strip() == ""
+    rig.settle(lambda: Allocation.objects.get(pk=allocation.pk).state == "ended")
+    allocation.refresh_from_db()
+    assert (allocation.end_reason, allocation.error_code, allocation.request.state) == ("failed", "", "ended")
+    assert AllocationMember.objects.get(allocation=allocation).exit_code == 5
 
 
 def test_taken_in_and_put_back_in_line_by_slurm_it_is_slurm_s_again(rig: SlurmRig) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pool.executors.base import TerminalFailure
 from pool.models import AgentCommand, ReclaimCase
 from pool.services import allocations
 from pool.services.execution import execution_reconcile
@@ -152,6 +153,46 @@ def test_the_clock_that_jumps_back_undoes_and_repeats_nothing(team):
         assert hooks_repeat(now()) == 0
     assert len(orders("checkpoint")) == 1
     assert case_of(victim).step == "checkpoint"
+
+
+def refusing(monkeypatch, detail="not offered there"):
+    """Executors that cannot call hooks, as those of outside systems."""
+
+    def refuse(self, *, member, order):
+        raise TerminalFailure("checkpoint_not_possible", detail)
+
+    monkeypatch.setattr("pool.executors.agent.executor.AgentExecutor.checkpoint", refuse)
+
+
+def test_where_no_command_can_be_run_that_is_said_and_the_grace_runs_on(team, monkeypatch):
+    refusing(monkeypatch)
+    victim = begun(team, checkpoint=COMMAND)
+    with at(480):
+        sweep()
+    case = case_of(victim)
+    assert (case.step, case.checkpoint_done_at) == ("checkpoint", None)
+    (event,) = victim.events.filter(kind="checkpoint_failed")
+    assert event.facts["detail"] == "not offered there"
+    with at(490):
+        assert hooks_repeat(now()) == 0
+    assert victim.events.filter(kind="checkpoint_failed").count() == 1
+    with at(600):
+        assert sweep()["stopped"] == 1
+
+
+def test_a_signal_that_only_the_stop_can_carry_goes_out_with_it_and_all_its_seconds(team, monkeypatch):
+    refusing(monkeypatch)
+    victim = begun(team, checkpoint=SIGNAL)  # 300 s of the ten minutes are its
+    with at(300):
+        sweep()
+    case = case_of(victim)
+    victim.refresh_from_db()
+    assert (case.step, victim.state) == ("stopping", "stopping")
+    assert victim.grace_until == moment(600)
+    (order,) = orders("stop")
+    assert (order.payload["signal"], order.payload["grace_s"]) == ("SIGUSR1", 300)
+    assert kinds(victim).count("checkpoint_with_stop") == 1
+    assert "checkpoint_failed" not in kinds(victim)
 
 
 def test_a_hook_whose_order_was_lost_is_called_again(team):
