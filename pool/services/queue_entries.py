@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import connection, transaction
 
@@ -48,6 +48,15 @@ ON CONFLICT (line) DO UPDATE SET requests = EXCLUDED.requests, planned_at = EXCL
 """
 
 
+class Seen(NamedTuple):
+    """All that an entry's signature is of, names aside, with the signature."""
+
+    signature: int
+    code: str
+    figures: Mapping[str, Any]
+    span: tuple[int, int, str] | None
+
+
 @dataclass(slots=True)
 class Known:
     """What a planner knows of the entries in the database: signature and time of writing by request, the lines as
@@ -55,26 +64,24 @@ class Known:
     """
 
     signatures: dict[int, int] = field(default_factory=dict)
+    reasons: dict[int, Seen] = field(default_factory=dict)
+    """What a signature was made of, where this process made it: equal reasons need no text."""
+    names: Mapping[int, str] | None = None
+    """The departments' names as they were told."""
     told: dict[int, tuple[str, datetime | None, datetime]] = field(default_factory=dict)
     lines: dict[str, list[int]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """One entry to be."""
+class Told(NamedTuple):
+    """One entry to be. ``text``: its figures as JSON."""
 
     request_id: int
-    reason: str
-    figures: str
-    start_from: datetime | None
-    start_to: datetime | None
-    basis: str
-    signature: int
+    seen: Seen
+    text: str
 
     @property
     def promised(self) -> datetime | None:
-        """The beginning of a promised range; one from history moves all the time and is no news."""
-        return None if self.basis == HISTORY else self.start_from
+        return _promised(self.seen.span)
 
 
 def entries_known() -> Known:
@@ -112,7 +119,10 @@ def entries_write(
     meanwhile gets no entry. ``outlooks``: ranges from history, told where the plan promises nothing.
     """
     lines = lines_of(waiting, line_names)
-    chosen = _chosen(_told(waiting, uids, names, outlooks), known, lines, budget)
+    if known.names is not names and known.names != names:
+        known.reasons.clear()
+    known.names = names
+    chosen = _chosen(waiting, known, lines, outlooks, _Texts(uids, names), budget)
     if everybody:
         fresh = {line: lines.get(line, []) for line in {*known.lines, *lines}}
     else:
@@ -132,11 +142,13 @@ def entries_write(
                     cursor.execute(LINE, [line, requests, at])
     for request_id in gone:
         known.signatures.pop(request_id, None)
+        known.reasons.pop(request_id, None)
         known.told.pop(request_id, None)
     for one in chosen:
         if one.request_id in written:
-            known.signatures[one.request_id] = one.signature
-            known.told[one.request_id] = (one.reason, one.promised, at)
+            known.signatures[one.request_id] = one.seen.signature
+            known.reasons[one.request_id] = one.seen
+            known.told[one.request_id] = (one.seen.code, one.promised, at)
     known.lines = fresh
     return len(written)
 
@@ -152,15 +164,16 @@ def _write(cursor: Any, chosen: Sequence[Told], at: datetime) -> set[int]:
 
 def _row(one: Told) -> str:
     """An entry as a JSON object; its figures are JSON already."""
+    span = one.seen.span
     plain = {
         "id": one.request_id,
-        "reason": one.reason,
-        "start_from": one.start_from.isoformat() if one.start_from else None,
-        "start_to": one.start_to.isoformat() if one.start_to else None,
-        "basis": one.basis,
-        "signature": one.signature,
+        "reason": one.seen.code,
+        "start_from": from_ms(span[0]).isoformat() if span else None,
+        "start_to": from_ms(span[1]).isoformat() if span else None,
+        "basis": span[2] if span else "",
+        "signature": one.seen.signature,
     }
-    return f'{{"figures":{one.figures},{json.dumps(plain)[1:]}'
+    return f'{{"figures":{one.text},{json.dumps(plain)[1:]}'
 
 
 def _gone(known: Known, lines: Mapping[str, list[int]]) -> list[int]:
@@ -168,50 +181,64 @@ def _gone(known: Known, lines: Mapping[str, list[int]]) -> list[int]:
     return sorted(known.signatures.keys() - present)
 
 
-def _chosen(told: Iterable[Told], known: Known, lines: Mapping[str, list[int]], budget: int) -> list[Told]:
-    must: list[Told] = []
-    may: list[Told] = []
-    head = {pk for requests in lines.values() for pk in requests[:HEAD]}
-    for one in told:
-        if known.signatures.get(one.request_id) == one.signature:
-            continue
-        before = known.told.get(one.request_id)
-        if before is None or before[:2] != (one.reason, one.promised) or one.request_id in head:
-            must.append(one)
-        else:
-            may.append(one)
-    may.sort(key=lambda one: (known.told[one.request_id][2], one.request_id))
-    return must + may[: max(0, budget - len(must))]
-
-
-def _told(
+def _chosen(
     waiting: Iterable[Waiting],
-    uids: Mapping[int, str],
-    names: Mapping[int, str],
+    known: Known,
+    lines: Mapping[str, list[int]],
     outlooks: Mapping[int, tuple[int, int]],
-) -> Iterable[Told]:
-    """The entries that a plan gives. Many requests share one reason object: its text is made once."""
-    texts: dict[int, str] = {}
-    signatures: dict[tuple[int, str, tuple[int, int, str] | None], int] = {}
+    texts: _Texts,
+    budget: int,
+) -> list[Told]:
+    """The entries that are to be written. Text is made for those alone, and where this process has not made it yet."""
+    must: list[Told] = []
+    may: list[tuple[Waiting, tuple[int, int, str] | None]] = []
+    head = {pk for requests in lines.values() for pk in requests[:HEAD]}
+    signatures, reasons, told = known.signatures, known.reasons, known.told
     for one in waiting:
+        pk, code, figures, span = one.request_id, one.code, one.figures, _span(one, outlooks)
+        signature, seen = signatures.get(pk), reasons.get(pk)
+        if seen is not None and seen[0] == signature:
+            if seen[1] == code and seen[3] == span and (seen[2] is figures or seen[2] == figures):
+                continue
+        elif signature is not None and signature != UNKNOWN:
+            made = texts.told(one, span)
+            if made.seen.signature == signature:
+                reasons[pk] = made.seen
+                continue
+        before = told.get(pk)
+        if before is None or before[0] != code or before[1] != _promised(span) or pk in head:
+            must.append(texts.told(one, span))
+        else:
+            may.append((one, span))
+    may.sort(key=lambda pair: (told[pair[0].request_id][2], pair[0].request_id))
+    return must + [texts.told(*pair) for pair in may[: max(0, budget - len(must))]]
+
+
+class _Texts:
+    """Entries of a plan in people's words. Many requests share one reason object: its text is made once."""
+
+    def __init__(self, uids: Mapping[int, str], names: Mapping[int, str]) -> None:
+        self._uids, self._names = uids, names
+        self._texts: dict[int, str] = {}
+        self._signatures: dict[tuple[int, str, tuple[int, int, str] | None], int] = {}
+
+    def told(self, one: Waiting, span: tuple[int, int, str] | None) -> Told:
         key = id(one.figures)
-        if key not in texts:
-            texts[key] = json.dumps(figures_for_people(dict(one.figures), uids, names), sort_keys=True)
-        figures, span = texts[key], _span(one, outlooks)
-        signature = signatures.get((key, one.code, span))
+        text = self._texts.get(key)
+        if text is None:
+            plain = figures_for_people(dict(one.figures), self._uids, self._names)
+            text = self._texts[key] = json.dumps(plain, sort_keys=True)
+        signature = self._signatures.get((key, one.code, span))
         if signature is None:
-            state = blake2b(f"{one.code}\x00{span}\x00{figures}".encode(), digest_size=8)
+            state = blake2b(f"{one.code}\x00{span}\x00{text}".encode(), digest_size=8)
             signature = int.from_bytes(state.digest(), "big", signed=True)
-            signatures[key, one.code, span] = signature
-        yield Told(
-            request_id=one.request_id,
-            reason=one.code,
-            figures=figures,
-            start_from=from_ms(span[0]) if span else None,
-            start_to=from_ms(span[1]) if span else None,
-            basis=span[2] if span else "",
-            signature=signature,
-        )
+            self._signatures[key, one.code, span] = signature
+        return Told(one.request_id, Seen(signature, one.code, one.figures, span), text)
+
+
+def _promised(span: tuple[int, int, str] | None) -> datetime | None:
+    """The beginning of a promised range; one from history moves all the time and is no news."""
+    return None if span is None or span[2] == HISTORY else from_ms(span[0])
 
 
 def _span(one: Waiting, outlooks: Mapping[int, tuple[int, int]]) -> tuple[int, int, str] | None:
