@@ -11,6 +11,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MEMORY_RESERVED_MIB = 600
+# Name's part → (SM clock at work, memory clock, slowdown from °C) as the makers print them; else those of OTHER.
+BOARDS = {
+    "H800": (1980, 2619, 87),
+    "H100": (1980, 2619, 87),
+    "H20": (1980, 2619, 87),
+    "A100": (1410, 1593, 92),
+    "A30": (1440, 1215, 92),
+    "L40S": (2520, 9001, 92),
+    "L20": (2520, 9001, 92),
+}
+OTHER = (1410, 1215, 90)
+HBM = ("H800", "H100", "H20", "A100", "A30")
+BY_FABRIC = ("H800", "H100", "H20", "A100-SXM")
+MIB_S = 1024  # KiB/s
 CURVES = ("training", "training", "training", "inference", "interactive", "stalled")
 
 
@@ -52,6 +66,8 @@ class Card:
     xid: int = 0
     heat: float = 32.0
     power: float = 0.0
+    energy_mj: float = 0.0
+    read_at: float = 0.0
     jobs: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -62,6 +78,65 @@ class Card:
     def slices(self) -> list[dict[str, Any]]:
         mig = self.report.get("mig") or {}
         return list(mig.get("slices") or []) if mig.get("enabled") else []
+
+    def _driver_facts(
+        self, values: dict[str, Any], missing: dict[str, str], busy: float, clock: float
+    ) -> None:
+        """What a driver tells beside the measures of the wall: clocks, throttling, links, errors. `busy` in percent."""
+        name = str(self.report.get("name"))
+        top_mhz, memory_mhz, slowdown_c = next((b for part, b in BOARDS.items() if part in name), OTHER)
+        limit = int(values["power_limit_mw"])
+        works = busy > 1
+        capped = busy > 90 and self.power > 0.9 * limit
+        pcie = self.report.get("pcie") or {}
+        gen, width = int(pcie.get("gen") or 4), int(pcie.get("width") or 16)
+        if self.read_at:
+            self.energy_mj += self.power * max(0.0, clock - self.read_at)
+        else:  # as if the driver had been loaded some weeks ago
+            self.energy_mj = limit * 0.4 * (14 + 14 * unit("loaded", self.uuid)) * 86_400
+        self.read_at = clock
+        values.update(
+            sm_clock=int(top_mhz * (0.93 if capped else 1.0)) if works else 345,
+            mem_clock=memory_mhz,
+            throttle=0x4 if capped else 0 if works else 0x1,
+            energy_mj=int(self.energy_mj),
+            power_averaged=0 if "A100" in name or "A30" in name else 1,
+            slowdown_c=slowdown_c,
+            persistence=1,
+            # An idle card lowers its link by itself
+            pcie_gen=gen if works else 1,
+            pcie_gen_max=gen,
+            pcie_width=width,
+            pcie_width_max=width,
+            pcie_replays=int(3 * unit("replays", self.uuid)),
+            pcie_rx_kib_s=int(busy * (9 + 22 * unit("rx", self.uuid)) * MIB_S),
+            pcie_tx_kib_s=int(busy * (2 + 5 * unit("tx", self.uuid)) * MIB_S),
+            ecc_corr=int(2.2 * unit("ecc", self.uuid)),
+            ecc_uncorr=0,
+            ecc_uncorr_total=0,
+            ecc_threshold=0,
+            remap_corr=int(1.15 * unit("remap", self.uuid)),
+            remap_uncorr=0,
+            remap_pending=0,
+            remap_failure=0,
+        )
+        missing.update(retired_pages="not_supported", retired_pending="not_supported")
+        if any(part in name for part in HBM):
+            values["mem_temp"] = round(self.heat + 4 + 8 * busy / 100)
+        else:
+            missing["mem_temp"] = "not_supported"
+        missing["fan"] = "not_supported"  # cards of servers are cooled by the server
+        links = int((self.report.get("nvlink") or {}).get("links") or 0)
+        together = busy if any(job["cards"] > 1 for job in self.jobs) else 0.0
+        for rate in ("nvlink_rx_kib_s", "nvlink_tx_kib_s"):
+            if links:
+                values[rate] = int(together * links * (40 + 60 * unit(rate, self.uuid)) * MIB_S)
+            else:
+                missing[rate] = "not_supported"
+        if links and any(part in name for part in BY_FABRIC):
+            values["fabric_state"] = 3
+        else:
+            missing["fabric_state"] = "not_supported"
 
     def rows(self, at: str, clock: float) -> list[list[Any]]:
         """Sample rows of the card and its slices, as an agent sends them."""
@@ -109,10 +184,9 @@ class Card:
             "temp": round(self.heat),
             "power_mw": int(self.power),
             "power_limit_mw": limit,
-            "sm_clock": 1410 if busy > 1 else 345,
-            "throttle": 0 if busy > 1 else 1,
         }
         missing = {"sm": "not_supported"}
+        self._driver_facts(values, missing, busy, clock)
         if self.slices:
             del values["util"]
             missing["util"] = "not_supported"

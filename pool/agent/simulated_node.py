@@ -88,6 +88,7 @@ class SimulatedNode:
                     "curve": curve_of(job["allocation"]),
                     "since": job["since"],
                     "share": share,
+                    "cards": len(job["gpu_uuids"]),
                     "pid": job["pid"],
                     "user": job.get("user"),
                     "mig": part,

@@ -6,11 +6,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from monitoring.engine.health import Reading, counters_of, problems_of
+from monitoring.engine.samples import parse_row
 from pool.agent import simulated_devices as devices
 from pool.executors.base import executor_for
 from pool.models import Gpu, MigSlice, Node
@@ -95,3 +98,32 @@ def test_curves_are_the_same_again_and_stay_in_bounds() -> None:
             values = [devices.busy_percent(curve, seed, age, 1.7e9 + age) for age in range(0, 900, 7)]
             assert values == [devices.busy_percent(curve, seed, age, 1.7e9 + age) for age in range(0, 900, 7)]
             assert min(values) > -5 and max(values) <= 115
+
+
+def test_a_simulated_driver_tells_what_a_real_one_does_and_nothing_that_is_wrong() -> None:
+    def at(clock: float) -> Any:
+        (row, *_slices) = simulated.rows("2026-06-16T06:00:00.000Z", clock)
+        return parse_row(row, now_ms=1_781_589_600_000, oldest_ms=0)
+
+    simulated = devices.Card(
+        card(0, "sim-c", nvlink={"links": 12, "peers": []}, pcie={"gen": 4, "width": 16})
+    )
+    idle = at(1_000.0)
+    job = {"allocation": "a", "seed": "a/0", "curve": "training", "since": 1_000.0, "share": 1.0, "cards": 2}
+    simulated.jobs = [job | {"pid": 7, "user": "li.ming", "mig": None, "memory": 0}]
+    samples = [idle, *(at(1_000.0 + 10 * n) for n in range(1, 13))]
+    work = samples[-1]
+
+    assert (idle.throttle, idle.more["pcie_gen"], idle.more["nvlink_rx_kib_s"]) == (0x1, 1, 0)
+    assert (work.throttle & ~0x4, work.more["pcie_gen"], work.more["pcie_width"]) == (0, 4, 16)
+    assert work.more["nvlink_rx_kib_s"] > 0 and work.more["pcie_rx_kib_s"] > 0
+    assert (work.more["fabric_state"], work.more["ecc_uncorr"], work.missing["fan"]) == (
+        3,
+        0,
+        "not_supported",
+    )
+    spent = sum(10 * one.power_mw for one in samples[1:])
+    assert abs(work.more["energy_mj"] - idle.more["energy_mj"] - spent) <= 10 * len(samples)
+    for before, one in pairwise(samples):
+        reading = Reading(one.more, one.missing, one.throttle, one.util_pm, one.temp_c, links=12)
+        assert problems_of(reading, counters_of(before.more), links_due=12) == []
