@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime
 from typing import Any
 
-from django.db.models import BigIntegerField, Case, F, Q, Value, When
+from django.db.models import BigIntegerField, Case, F, Q, Sum, Value, When
 from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
@@ -154,6 +154,21 @@ def ask_from(kind: Kind, params: Mapping[str, str], policy: Policy) -> Ask:
         {k: v for k, v in params.items() if k in {"department", "flavour", "user", "site"}}, policy
     )
     return Ask(policy, period, chosen, by)
+
+
+def part_sum(name: str, period: Period, **more: Any) -> Sum:
+    """The sum of a column of whole numbers by local day; of the last day of a period that ends within it the part
+    that counts, rounded down row by row, so that it is the same however the rows are grouped.
+    """
+    if period.part is None:
+        return Sum(name, **more)
+    passed, length = (Value(minutes, output_field=BigIntegerField()) for minutes in period.part)
+    counted = Case(
+        When(local_day=period.last, then=F(name) * passed / length),
+        default=F(name),
+        output_field=BigIntegerField(),
+    )
+    return Sum(counted, **more)
 
 
 def head_case(policy: Policy, children: list[int], column: str) -> Any:

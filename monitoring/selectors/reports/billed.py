@@ -11,8 +11,8 @@ from django.db.models import Q, QuerySet, Sum
 from django.utils.translation import gettext as _
 from django.utils.translation import pgettext
 
-from monitoring.selectors.reports.base import Answer, Ask, Stat
-from monitoring.selectors.reports.period import Period
+from monitoring.selectors.reports.base import Answer, Ask, Stat, part_sum
+from monitoring.selectors.reports.period import Period, passed_of
 from monitoring.selectors.reports.used import drill, group_word, groups_of, label_of, stacked
 from portal.kernel.clock import now
 from portal.kernel.tables import COUNT, HOURS, MONEY, PERCENT, Column, Table, share
@@ -92,7 +92,7 @@ def chargeback(ask: Ask) -> Answer:
     before = (
         booked(replace(ask, period=earlier))
         .filter(local_day__lte=earlier.last)
-        .aggregate(h=Sum("gpu_ms", default=0), m=Sum("amount_micro", default=0))
+        .aggregate(h=part_sum("gpu_ms", earlier, default=0), m=part_sum("amount_micro", earlier, default=0))
     )
     corrections = sum(v[3] for v in sums.values())
     hours = sum(v[0] + v[2] for v in sums.values())
@@ -126,15 +126,17 @@ def chargeback(ask: Ask) -> Answer:
 
 
 def _before(period: Period) -> Period:
-    """As many months before those that the period touches; while the last of them runs only up to the same day."""
+    """As many months before those that the period touches; while the last of them runs only up to the same part of
+    the same day."""
     first, last = first_of_month(period.first), next_month(first_of_month(period.last))
     months = 12 * (last.year - first.year) + last.month - first.month
     start = 12 * first.year + first.month - 1 - months
-    end = first - timedelta(days=1)
-    today = local_day(now(), billing_zone())
-    if today < last:
-        end = end.replace(day=min(end.day, today.day))
-    return Period("days", date(start // 12, start % 12 + 1, 1), end)
+    whole = Period("days", first, last - timedelta(days=1))
+    end, part = first - timedelta(days=1), None
+    if whole.so_far:
+        today = local_day(now(), billing_zone())
+        end, part = end.replace(day=min(end.day, today.day)), passed_of(today, now())
+    return Period("days", date(start // 12, start % 12 + 1, 1), end, part)
 
 
 def _columns(ask: Ask, *, power: bool, idle: bool) -> list[Column]:

@@ -89,7 +89,8 @@ def period_text(period: Period) -> str:
     """The period in words."""
     if period.is_month:
         return date_format(period.first, "YEAR_MONTH_FORMAT")
-    return f"{period.first:%Y-%m-%d} – {period.last:%Y-%m-%d}"
+    time = f" {period.end.astimezone(billing_zone()):%H:%M}" if period.part is not None else ""
+    return f"{period.first:%Y-%m-%d} – {period.last:%Y-%m-%d}{time}"
 
 
 def about(kind: Kind, ask: Ask, answer: Answer, *, mark: int, at: datetime) -> list[tuple[str, str]]:

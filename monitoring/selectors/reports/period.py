@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 
 from portal.kernel.clock import now
 from portal.kernel.errors import Invalid
-from quotas.engine.billing import day_start, local_day
+from quotas.engine.billing import day_bounds, day_start, local_day
 from quotas.selectors.billing_time import billing_zone, first_of_month, next_month, previous_month
 from quotas.selectors.money import day_from, month_from
 
@@ -22,11 +22,16 @@ DAYS = {"last7": 7, "last30": 30, "last90": 90}
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """Local days `first` to `last`, both included. `code` is how it was chosen: month, last30, …, days."""
+    """Local days `first` to `last`, both included. `code` is how it was chosen: month, last30, …, days.
+
+    `part`: of the last day only so much counts, as (minutes passed, minutes of the day that passes); so a running
+    period is compared with the same part of an earlier one.
+    """
 
     code: str
     first: date
     last: date
+    part: tuple[int, int] | None = None
 
     @property
     def start(self) -> datetime:
@@ -36,7 +41,12 @@ class Period:
     @property
     def end(self) -> datetime:
         """The moment after the last."""
-        return day_start(self.last + timedelta(days=1), billing_zone())
+        end = day_start(self.last + timedelta(days=1), billing_zone())
+        if self.part is None:
+            return end
+        start = day_start(self.last, billing_zone())
+        passed, length = self.part
+        return start + (end - start) * passed / length
 
     @property
     def until(self) -> datetime:
@@ -58,23 +68,33 @@ class Period:
         """Whether it still lasts."""
         return self.until < self.end
 
-    def before(self) -> Period:
-        """The month before a month, for a running one its first days up to the same day; else as many days before."""
+    def before(self, at: datetime | None = None) -> Period:
+        """The month before a month, else as many days before. Of a period that still lasts only as much as has passed
+        of it `at` (now if not given): the same days, and the same part of the last of them.
+        """
         if self.is_month:
-            first = previous_month(self.first)
+            first, last = previous_month(self.first), self.first - timedelta(days=1)
+        else:
+            first = self.first - (self.last - self.first) - timedelta(days=1)
             last = self.first - timedelta(days=1)
-            if self.so_far:
-                today = local_day(self.until, billing_zone())
-                last = min(last, first + timedelta(days=(today - self.first).days))
+        if not self.so_far:
             return Period("days", first, last)
-        length = self.last - self.first + timedelta(days=1)
-        return Period("days", self.first - length, self.first - timedelta(days=1))
+        moment = max(self.start, min(at or self.until, self.until))
+        today = local_day(moment, billing_zone())
+        return Period("days", first, min(last, first + (today - self.first)), passed_of(today, moment))
 
     def params(self) -> dict[str, str]:
         """The query string that names these very days, whatever today is."""
         if self.is_month:
             return {"period": f"{self.first:%Y-%m}"}
         return {"period": "days", "from": self.first.isoformat(), "to": self.last.isoformat()}
+
+
+def passed_of(day: date, moment: datetime) -> tuple[int, int]:
+    """Minutes of a local day that have passed, and all it has."""
+    minute = timedelta(minutes=1)
+    start, end = day_bounds(day, billing_zone())
+    return (moment - start) // minute, (end - start) // minute
 
 
 def period_from(params: Mapping[str, str]) -> Period:

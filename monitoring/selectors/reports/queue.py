@@ -112,9 +112,8 @@ def waits(ask: Ask) -> Answer:
             [label_of(groups[key]), row["n"], seconds(row["p50"]), seconds(row["p90"]), waiting.get(key, 0)]
         )
         table.params.append(drill(ask, groups[key]))
-    whole, before = (
-        _allocated(one).aggregate(**MEASURES) for one in (ask, replace(ask, period=ask.period.before()))
-    )
+    earlier = ask.period.before()
+    whole, before = (_allocated(one).aggregate(**MEASURES) for one in (ask, replace(ask, period=earlier)))
     return Answer(
         tables=[table],
         stats=[
@@ -129,6 +128,7 @@ def waits(ask: Ask) -> Answer:
             Stat(_("Starts"), whole["n"], COUNT, _("allocations made in the period"), before["n"]),
             Stat(_("Waiting now"), sum(waiting.values()), COUNT, _("requests in the queue")),
         ],
+        before=earlier,
         definitions=[
             _("Wait: from joining the queue (approved and ready) until GPUs were reserved for it."),
             _("Percentiles are those of the starts in the period, by nearest rank; they do not add up."),

@@ -14,7 +14,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import pgettext
 
 from monitoring.models import CardDay, UseDay
-from monitoring.selectors.reports.base import Answer, Ask, Part, Stat, built_until, day_axis
+from monitoring.selectors.reports.base import Answer, Ask, Part, Stat, built_until, day_axis, part_sum
 from portal.kernel.tables import HOURS, MONEY, PERCENT, Column, Table, share
 from portal.kernel.units import MS_PER_HOUR, cost_micro
 from quotas.models import GpuFlavour
@@ -128,7 +128,7 @@ def grouped(ask: Ask) -> tuple[dict[Hashable, Use], Groups]:
     rows = (
         UseDay.objects.filter(ask.uses())
         .values_list(USE_COLUMNS[ask.by])
-        .annotate(*(Sum(name) for name in SUMS))
+        .annotate(**{f"sum_{name}": part_sum(name, ask.period) for name in SUMS})
     )
     for row in rows:
         found[fold(row[0])].add(row[1:])
@@ -177,7 +177,9 @@ def label_of(group: Group) -> str:
 
 def utilization(ask: Ask) -> Answer:
     """Installed, held, effective, idle hours and their cost."""
-    before_ask = replace(ask, period=ask.period.before())
+    until = built_until(ask.period)
+    earlier = ask.period.before(until)
+    before_ask = replace(ask, period=earlier)
     found, groups = grouped(ask)
     before, _before_groups = grouped(before_ask)
     total, total_before = total_of(found), total_of(before)
@@ -216,7 +218,8 @@ def utilization(ask: Ask) -> Answer:
         chart=by_day(ask, cards),
         definitions=[*held_definitions()],
         covered=(total.allocated_ms - total.unknown_ms, total.allocated_ms),
-        until=built_until(ask.period),
+        until=until,
+        before=earlier,
     )
     if cards is not None:
         answer.parts = pool_parts(cards, total)
@@ -387,7 +390,9 @@ def held_definitions() -> list[str]:
 
 def waste(ask: Ask) -> Answer:
     """What was paid for and not used, by who held it; and for the pool what nobody could or did hold."""
-    before_ask = replace(ask, period=ask.period.before())
+    until = built_until(ask.period)
+    earlier = ask.period.before(until)
+    before_ask = replace(ask, period=earlier)
     found, groups = grouped(ask)
     total, before = total_of(found), total_of(grouped(before_ask)[0])
     cards = Cards.read(ask) if ask.whole_pool else None
@@ -420,7 +425,8 @@ def waste(ask: Ask) -> Answer:
         chart=by_day(ask, cards),
         definitions=[*held_definitions()],
         covered=(total.allocated_ms - total.unknown_ms, total.allocated_ms),
-        until=built_until(ask.period),
+        until=until,
+        before=earlier,
     )
     if cards is not None:
         free = _unused(ask, cards)

@@ -17,6 +17,7 @@ from django.urls import reverse
 
 from monitoring.models import CardDay, CardSpan, ReportRun, UseDay
 from monitoring.selectors.reports.base import Answer, ask_from, day_axis
+from monitoring.selectors.reports.frozen import period_text
 from monitoring.selectors.reports.kinds import KINDS
 from monitoring.services.card_states import card_states_sweep
 from monitoring.services.day_sums import day_sum, days_sum
@@ -221,20 +222,64 @@ def test_chargeback_tells_corrections_apart_in_the_books_they_stand_in(story: St
 
 
 def test_chargeback_is_compared_with_the_same_days_of_the_months_before(story: Story) -> None:
-    """While June runs only May's first days stand beside it; once it is over the whole of May, 696.00."""
+    """While June runs only May's first days stand beside it, of the last of them as much as has passed of today; once
+    it is over the whole of May, 696.00."""
     found = []
     for day in ("2026-06-03T09:00", "2026-06-12T09:00", "2026-07-03T09:00"):
         with set_clock(at(day)):
             kind, fin = KINDS["chargeback"], person(f"f{day}", ("finance", None))
             asked = kind.make(ask_from(kind, {"period": "2026-06"}, policy_of(fin)))
         assert asked.before is not None
-        found.append((asked.before.first, asked.before.last, asked.stats[0].before))
+        found.append((asked.before.first, asked.before.last, asked.before.part, asked.stats[0].before))
     may = date(2026, 5, 1)
     assert found == [
-        (may, date(2026, 5, 3), 0),
-        (may, date(2026, 5, 12), 600_000_000),
-        (may, date(2026, 5, 31), 696_000_000),
+        (may, date(2026, 5, 3), (540, 1440), 0),
+        (may, date(2026, 5, 12), (540, 1440), 480_000_000 + 45_000_000),
+        (may, date(2026, 5, 31), None, 696_000_000),
     ]
+
+
+def test_what_still_lasts_is_compared_with_the_same_part_of_the_time_before() -> None:
+    """A card that is held without end since 1 April, looked at on 12 May at 06:00 and at 18:30: nothing changed."""
+    w = world()
+    w.price("10", at("2026-03-01T00:00"))
+    w.lease(at("2026-04-01T00:00"))
+    fin = policy_of(person("fin", ("finance", None)))
+    asks = [
+        {"period": "2026-05"},
+        {"period": "last7"},
+        {"period": "days", "from": "2026-05-12", "to": "2026-05-12"},
+        {"period": "days", "from": "2026-05-10", "to": "2026-05-20"},
+    ]
+    for moment, hours in (("2026-05-12T06:00", 6), ("2026-05-12T18:30", 18.5)):
+        with set_clock(at(moment)):
+            days_sum(limit=100)
+            for params in asks:
+                for code in ("utilization", "waste"):
+                    found = KINDS[code].make(ask_from(KINDS[code], params, fin))
+                    changes = {stat.change for stat in found.stats if stat.before}
+                    assert changes <= {0.0}, (moment, params, code, found.stats)
+                used = KINDS["utilization"].make(ask_from(KINDS["utilization"], params, fin))
+                assert used.stats[0].before == used.stats[0].value, params
+                assert used.tables[0].total()[-1] == used.stats[0].value
+            one_day = KINDS["utilization"].make(ask_from(KINDS["utilization"], asks[2], fin))
+            assert (one_day.stats[0].value, one_day.stats[3].value) == (hours * H, hours * 10_000_000)
+            assert one_day.before is not None
+            assert period_text(one_day.before) == f"2026-05-11 – 2026-05-11 {moment[-5:]}"
+    with set_clock(at("2026-06-02T00:00")):
+        whole = ask_from(KINDS["utilization"], {"period": "2026-05"}, fin).period.before()
+    assert (whole.first, whole.last, whole.part) == (date(2026, 4, 1), date(2026, 4, 30), None)
+    with set_clock(at("2026-03-31T12:00")):
+        short = ask_from(KINDS["utilization"], {}, fin).period.before()
+    assert (short.first, short.last, short.part) == (date(2026, 2, 1), date(2026, 2, 28), (720, 1440))
+
+
+def test_waits_of_today_are_compared_with_those_up_to_the_same_time_yesterday(story: Story) -> None:
+    fin = policy_of(person("fin", ("finance", None)))
+    with set_clock(at("2026-05-20T09:00")):
+        today = {"period": "days", "from": "2026-05-20", "to": "2026-05-20"}
+        found = KINDS["waits"].make(ask_from(KINDS["waits"], today, fin))
+    assert found.before is not None and found.before.end == at("2026-05-19T09:00")
 
 
 def test_each_day_of_a_report_opens_the_lines_of_the_ledger(story: Story) -> None:
