@@ -85,6 +85,13 @@ def _xid(params: kinds.Params) -> kinds.Params:
     }
 
 
+def threshold_words(said: object) -> object:
+    """`above 90` of an alert rule, in the reader's language."""
+    direction, _blank, number = str(said).partition(" ")
+    words = {"above": _("above %(number)s"), "below": _("below %(number)s")}.get(direction)
+    return said if words is None or not number else words % {"number": number.replace("-", "\u2212")}
+
+
 kinds.register(
     "monitoring.xid_on_mine",
     _("GPU error (XID %(code)s) under %(ref)s"),
@@ -100,6 +107,8 @@ kinds.register(
 register_fact("meaning", meaning_words)
 register_fact("fetch", code_word)
 register_fact("metric", lambda code: dict(AlertRule.Metric.choices).get(str(code), code))
+register_fact("threshold", threshold_words)
+register_fact("which", lambda names: [_("the pool") if name == "pool" else name for name in names])
 register_fact("effect", lambda code: ACTIONS.get(str(code), code))
 
 

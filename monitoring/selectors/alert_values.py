@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from django.db.models import Sum
+from django.db.models import Avg, Sum
 
 from monitoring.engine.board import Board
 from monitoring.engine.frames import NONE16, NONE32
 from monitoring.engine.tiles import NO_DATA_MS, STATES
-from monitoring.models import AlertRule, Finding, NodeState
+from monitoring.models import AlertRule, Finding, GpuSample, NodeState
 from monitoring.selectors.board import board_now
 from pool.models import Node
 from portal.kernel.clock import now
@@ -22,6 +22,7 @@ from portal.kernel.units import to_ms
 
 M = AlertRule.Metric
 CARDS = frozenset({M.GPU_TEMP, M.GPU_BUSY, M.GPU_MEMORY, M.GPU_POWER, M.GPU_AGE})
+POWER_MEAN = timedelta(seconds=30)
 NODES = frozenset({M.NODE_CPU, M.NODE_IOWAIT, M.NODE_SKEW})
 
 
@@ -71,7 +72,16 @@ def _cards(board: Board, metric: str) -> dict[str, Subject]:
         usable = fresh & (used != NONE32) & (total > 0)
         values = np.divide(100.0 * used, total, out=np.zeros(len(cards)), where=total > 0)
     elif metric == M.GPU_POWER:
-        values, usable = board.power[cards] / 1000, fresh & (board.power[cards] != NONE32)
+        usable = fresh & (board.power[cards] != NONE32)
+        means = _power_means()
+        values = np.array(
+            [
+                means.get(board.cells[place].gpu_id, last)
+                for place, last in zip(cards.tolist(), board.power[cards].tolist(), strict=True)
+            ],
+            float,
+        )
+        values /= 1000
     elif metric == M.GPU_BUSY:
         values, usable = board.util[cards] / 10, fresh & (board.util[cards] != NONE16)
     else:
@@ -87,6 +97,14 @@ def _cards(board: Board, metric: str) -> dict[str, Subject]:
         site = board.sites[node.site][1]
         out[f"g:{cell.gpu_id}"] = Subject(f"{node.name}/{cell.number}", site, float(values[k]))
     return out
+
+
+def _power_means() -> dict[int, float]:
+    """Card → mean power in mW of the last half minute. What a driver tells is the mean of a second on some cards and an
+    instant on others (pitfall P09): a threshold is about neither. A card that tells less often has its last value."""
+    recent = GpuSample.objects.filter(at__gt=now() - POWER_MEAN, slot=0, power_mw__isnull=False)
+    means = recent.order_by().values_list("gpu_id").annotate(mean=Avg("power_mw"))
+    return {gpu: float(mean) for gpu, mean in means}
 
 
 def _nodes(out: dict[str, dict[str, Subject]], metrics: set[str]) -> None:

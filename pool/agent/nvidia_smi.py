@@ -14,7 +14,7 @@ import subprocess
 from typing import Any
 
 from pool.agent import procs, smi_csv, smi_xml
-from pool.agent.readings import NvmlDown, lost_row, utc_now
+from pool.agent.readings import NvmlDown, lost_row, numa_of, utc_now
 
 FIRST_TIMEOUT = 15.0  # without persistence mode the driver loads at the first query
 TIMEOUT = 7.0
@@ -132,6 +132,7 @@ class NvidiaSmi:
                     "name": card["name"],
                     "memory_mib": card["values"].get("mem_total"),
                     "pci_bus_id": card["bus"],
+                    "numa": numa_of(card["bus"]),
                     "serial": card["serial"],
                     "minor": card["minor"],
                     "mig": mig,

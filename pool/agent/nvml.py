@@ -16,7 +16,7 @@ from typing import Any
 
 from pool.agent import procs
 from pool.agent.nvml_more import Events, Further
-from pool.agent.readings import MIB, ULL_MAX, Missing, NvmlDown, checked, lost_row, utc_now
+from pool.agent.readings import MIB, ULL_MAX, Missing, NvmlDown, checked, lost_row, numa_of, utc_now
 
 __all__ = ["Missing", "Nvml", "NvmlDown", "checked", "load", "utc_now"]
 
@@ -148,12 +148,14 @@ class Nvml:
         total = self.maybe(lambda: checked(memory.total, ULL_MAX)) if memory is not None else None
         generation = self.maybe(lambda: checked(lib.nvmlDeviceGetMaxPcieLinkGeneration(handle)))
         width = self.maybe(lambda: checked(lib.nvmlDeviceGetMaxPcieLinkWidth(handle)))
+        bus_id = self.maybe(lambda: _text(lib.nvmlDeviceGetPciInfo(handle).busId))
         return {
             "uuid": uuid,
             "index": index,
             "name": self.maybe(lambda: _text(lib.nvmlDeviceGetName(handle)), ""),
             "memory_mib": total // MIB if total is not None else None,
-            "pci_bus_id": self.maybe(lambda: _text(lib.nvmlDeviceGetPciInfo(handle).busId)),
+            "pci_bus_id": bus_id,
+            "numa": numa_of(bus_id),
             "serial": self.maybe(lambda: _text(lib.nvmlDeviceGetSerial(handle))),
             "minor": self.maybe(lambda: checked(lib.nvmlDeviceGetMinorNumber(handle))),
             "mig": self._mig(handle),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timezone
 from typing import Any
 
 MIB = 1024 * 1024
+PCI_DEVICES = "/sys/bus/pci/devices"
 UINT_MAX = 0xFFFFFFFF
 ULL_MAX = 0xFFFFFFFFFFFFFFFF
 CARD_MEASURES = (
@@ -28,6 +30,22 @@ CARD_MEASURES = (
 def utc_now() -> str:
     """The present instant as ISO 8601 with milliseconds and a Z."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def numa_of(bus_id: str | None) -> int | None:
+    """The NUMA node that a card hangs on, from the kernel's view of its PCI address (``00000000:1B:00.0``); None where
+    the kernel does not say (no NUMA, a virtual machine, no sysfs)."""
+    found = re.fullmatch(
+        r"(?:[0-9a-f]{4})?([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", (bus_id or "").lower()
+    )
+    if found is None:
+        return None
+    try:
+        with open(f"{PCI_DEVICES}/{found[1]}/numa_node") as file:
+            number = int(file.read(16))
+    except (OSError, ValueError):
+        return None
+    return number if 0 <= number < 2**15 else None
 
 
 class NvmlDown(Exception):

@@ -47,6 +47,7 @@ class SimulatedNode:
             report.setdefault("serial", None)
             report.setdefault("pci_bus_id", f"00000000:{0x1B + 0x10 * int(report['index']):02X}:00.0")
             report.setdefault("mig", {"capable": False, "enabled": False, "slices": []})
+            report.setdefault("numa", int(2 * int(report["index"]) >= len(node["gpus"])))  # two sockets
             report.setdefault("nvlink", None)
             report.setdefault("pcie", {"gen": 4, "width": 16})
             card = Card(report, str(item.get("behaviour") or "normal"), int(item.get("xid") or 0))

@@ -84,12 +84,14 @@ def _fields(report: dict[str, Any]) -> dict[str, Any]:
         "nvlink": report.get("nvlink") or {},
         "pcie": report.get("pcie") or {},
     }
+    numa = report.get("numa")
     optional = {
         "model_name": str(report.get("name") or "")[:120],
         "serial": str(report.get("serial") or "")[:64],
         "pci_bus_id": str(report.get("pci_bus_id") or "")[:32],
         "memory_mib": report.get("memory_mib"),
         "power_limit_mw": report.get("power_limit_mw"),
+        "numa_node": numa if isinstance(numa, int) and 0 <= numa < 2**15 else None,
     }
     return values | {name: value for name, value in optional.items() if value not in (None, "")}
 

@@ -186,7 +186,7 @@ class Lines extends Cells {
       cursor: { show: true, drag: { x: false, y: false }, points: { size: 5 } }, legend: { show: false },
       scales: { x: { time: true }, y: { range: typeof range === 'function' ? range : () => range } },
       axes: [
-        { ...axis, grid: { show: false }, size: 22, gap: 2, space: 90, values: (u, ticks) => ticks.map((v) => new Date(v * 1000).toLocaleTimeString('en-GB', { hour: '2-digit', minute: '2-digit', timeZone: zone() })) },
+        { ...axis, grid: { show: false }, size: 28, gap: 8, space: 90, values: (u, ticks) => ticks.map((v) => new Date(v * 1000).toLocaleTimeString('en-GB', { hour: '2-digit', minute: '2-digit', timeZone: zone() })) },
         { ...axis, size: 38, gap: 4, space: 34 },
       ],
       series: [{}, ...cells.map((c, k) => ({

@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 from django.test import Client
 from django.urls import reverse
+from django.utils import translation
 
 from monitoring.models import AlertFiring, AlertRule, CardHealth, GpuState
 from monitoring.selectors.board import board_forget
+from monitoring.services import intake
 from monitoring.services.alerts import alert_rule_save, alerts_evaluate
 from monitoring.services.health import health_judge
+from monitoring.services.ingest import samples_write
 from pool.models import Gpu, Node
 from pool.services.conditions import gpu_condition_set
 from portal.accounts.models import Role
@@ -21,6 +24,7 @@ from portal.kernel.clock import now, set_clock
 from portal.kernel.errors import Conflict, Invalid, PreconditionFailed, Refused
 from portal.notify.models import Notification
 from portal.ops.actor import SYSTEM, Actor
+from portal.ops.facts import fact_rows
 from portal.ops.models import AuditEvent, Incident, OutboxEvent
 from portal.ops.services.outbox import outbox_deliver as deliver
 from tests.monitoring import builders as make
@@ -216,6 +220,40 @@ def test_all_subjects_of_a_rule_are_one_incident_that_is_told_once(admin: Any) -
         assert alerts_evaluate() == {"opened": 0, "ended": 2}
     assert standing() == []
     assert list(AlertFiring.objects.order_by("id").values_list("worst", flat=True)) == [90, 95, 92]
+
+
+def test_p09_an_alert_on_power_judges_the_mean_of_half_a_minute(admin: Any) -> None:
+    """(450 + 460 + 620) / 3 W is no alarm above 600, though the last instant is; 610 W all along is."""
+    with at(0):
+        peak, steady, rare = make.node(gpus=3).gpus.order_by("index")
+        rule(admin, metric="gpu_power", threshold=600, for_s=0)
+    for seconds, watts in ((70, (900, 610)), (101, (450, 610)), (111, (460, 610)), (121, (620, 610))):
+        with at(seconds):
+            rows = [
+                make.row(card, now(), power_mw=w * 1000)
+                for card, w in zip((peak, steady), watts, strict=True)
+            ]
+            batch, refused = intake.batch_of(node_id=peak.node_id, message=make.message(*rows))
+            assert not refused
+            samples_write(batches=[batch])
+    with at(125):
+        sample(
+            rare, power_mw=640_000
+        )  # its source tells more seldom than that: the last value is all there is
+        assert alerts_evaluate()["opened"] == 2
+    firings = AlertFiring.objects.order_by("label").values_list("label", "value")
+    assert list(firings) == [("sh-h800-01/1", 610), ("sh-h800-01/2", 640)]
+
+
+def test_the_facts_of_an_alert_are_words_of_the_readers_language(admin: Any) -> None:
+    facts = {"threshold": "below -5", "which": ["pool", "sh-h800-01/1"]}
+    for language, threshold, which in (
+        ("en", "below \u22125", "the pool, sh-h800-01/1"),
+        ("zh-hans", "低于 \u22125", "整个资源池、sh-h800-01/1"),
+    ):
+        with translation.override(language):
+            shown = {row["key"]: str(row["value"]) for row in fact_rows(facts)}
+        assert shown == {"threshold": threshold, "which": which}
 
 
 def test_the_holder_is_told_where_the_rule_says_so(admin: Any) -> None:
