@@ -108,7 +108,7 @@ register_fact("meaning", meaning_words)
 register_fact("fetch", code_word)
 register_fact("metric", lambda code: dict(AlertRule.Metric.choices).get(str(code), code))
 register_fact("threshold", threshold_words)
-register_fact("which", lambda names: [_("the pool") if name == "pool" else name for name in names])
+register_fact("which", lambda names: [str(_("the pool")) if name == "pool" else name for name in names])
 register_fact("effect", lambda code: ACTIONS.get(str(code), code))
 
 

@@ -226,7 +226,7 @@ def test_p09_an_alert_on_power_judges_the_mean_of_half_a_minute(admin: Any) -> N
     """(450 + 460 + 620) / 3 W is no alarm above 600, though the last instant is; 610 W all along is."""
     with at(0):
         peak, steady, rare = make.node(gpus=3).gpus.order_by("index")
-        rule(admin, metric="gpu_power", threshold=600, for_s=0)
+        rule(admin, metric="gpu_power_w", threshold=600, for_s=0)
     for seconds, watts in ((70, (900, 610)), (101, (450, 610)), (111, (460, 610)), (121, (620, 610))):
         with at(seconds):
             rows = [
@@ -249,7 +249,7 @@ def test_the_facts_of_an_alert_are_words_of_the_readers_language(admin: Any) -> 
     facts = {"threshold": "below -5", "which": ["pool", "sh-h800-01/1"]}
     for language, threshold, which in (
         ("en", "below \u22125", "the pool, sh-h800-01/1"),
-        ("zh-hans", "低于 \u22125", "整个资源池、sh-h800-01/1"),
+        ("zh-hans", "低于 \u22125", "整个资源池，sh-h800-01/1"),
     ):
         with translation.override(language):
             shown = {row["key"]: str(row["value"]) for row in fact_rows(facts)}
