@@ -19,6 +19,9 @@ from typing import Any
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "focus_1_2.json"
 HALF_MICRO = Decimal("0.0000005")
+HALF_QUANTITY = Decimal("0.0000000000000005")
+"""Quantities have 15 decimals, so that a cost that lies half-way may come out a trace below half."""
+
 _TIME = re.compile(r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(\.\d{1,6})?Z$")
 _NUMBER = re.compile(r"^-?(\d+(\.\d+)?)$")
 
@@ -122,7 +125,7 @@ def _products(row: Mapping[str, str], correction: bool) -> Iterable[tuple[str, s
     for cost, price in (("ListCost", "ListUnitPrice"), ("ContractedCost", "ContractedUnitPrice")):
         try:
             value = Decimal(row[price]) * Decimal(row["PricingQuantity"])
-            if abs(value - Decimal(row[cost])) > HALF_MICRO:
+            if abs(value - Decimal(row[cost])) > HALF_MICRO + abs(Decimal(row[price])) * HALF_QUANTITY:
                 yield cost, "not price × quantity"
         except (KeyError, InvalidOperation):
             continue

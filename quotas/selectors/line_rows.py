@@ -16,7 +16,7 @@ from portal.kernel.units import MICRO, MS_PER_HOUR
 from quotas.models import LedgerEntry
 from quotas.selectors.billing_time import billing_zone
 from quotas.selectors.month_report import MonthReport
-from quotas.services.ledger import ENDED_EARLIER
+from quotas.services.ledger import ENDED_EARLIER, TAKEN_TWICE
 from quotas.services.prices import PRICED_LATE
 
 MACHINE_COLUMNS = (
@@ -135,6 +135,7 @@ def reason_text(reason: str) -> str:
         return ""
     known = {
         ENDED_EARLIER: _("The lease turned out to have ended earlier"),
+        TAKEN_TWICE: _("Given back: a correction by hand had taken it before the lease's late end did"),
         PRICED_LATE: _("The price was set after it was booked"),
     }
     return known.get(reason, reason)

@@ -28,6 +28,9 @@ from quotas.services.books import Books, books_for_booking
 ENDED_EARLIER = "ended_earlier"
 """Reason code of corrections that the installation itself writes when a span ended before what was booked."""
 
+TAKEN_TWICE = "taken_back_twice"
+"""Reason code of the correction that gives back what both a person and a late end took from a line."""
+
 SETTLE = timedelta(minutes=15)
 """A day is booked this long after its end: most late news of it has arrived by then."""
 
@@ -193,22 +196,38 @@ def correction_of(
 
 
 def _take_back(span: UsageSpan, books: Books) -> None:
-    """Correct the lines of a locked span that reach beyond its end, to what they would have been."""
+    """Correct the lines of a locked span that reach beyond its end, to what they would have been: their hours, and
+    their money at the line's price or at the one that it was given late. What a person corrected before stays, but
+    nothing is taken back twice: a line and its corrections never fall below 0.
+    """
     end = span.ended_at
     assert end is not None
     surplus: list[LedgerEntry] = []
-    for entry in span.entries.filter(kind=LedgerEntry.Kind.USAGE, ends_at__gt=end).order_by("starts_at"):
+    lines = span.entries.filter(kind=LedgerEntry.Kind.USAGE, ends_at__gt=end).order_by("starts_at")
+    for entry in lines.prefetch_related("corrections"):
         start = max(entry.starts_at, span.started_at)
         kept = gpu_ms_between(span.started_at, start, max(start, end), span.charge_milli)
+        earlier = list(entry.corrections.all())
+        late = next((c for c in earlier if c.rate_uid is not None and entry.rate_uid is None), None)
+        price = entry.micro_per_gpu_hour if late is None else late.micro_per_gpu_hour
+        charged = entry.amount_micro + (0 if late is None else late.amount_micro)
+        hours, money = kept - entry.gpu_ms, cost_micro(kept, price) - charged
+        month = books.month_for(entry.local_day)
         surplus.append(
-            correction_of(
-                entry,
-                gpu_ms=kept - entry.gpu_ms,
-                amount_micro=cost_micro(kept, entry.micro_per_gpu_hour) - entry.amount_micro,
-                reason=ENDED_EARLIER,
-                booked_month=books.month_for(entry.local_day),
-            )
+            correction_of(entry, gpu_ms=hours, amount_micro=money, reason=ENDED_EARLIER, booked_month=month)
         )
+        left_h = entry.gpu_ms + sum(c.gpu_ms for c in earlier) + hours
+        left_m = entry.amount_micro + sum(c.amount_micro for c in earlier) + money
+        if left_h < 0 or left_m < 0:
+            surplus.append(
+                correction_of(
+                    entry,
+                    gpu_ms=max(0, -left_h),
+                    amount_micro=max(0, -left_m),
+                    reason=TAKEN_TWICE,
+                    booked_month=month,
+                )
+            )
     LedgerEntry.objects.bulk_create(surplus)
 
 

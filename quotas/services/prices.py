@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import date, datetime, timedelta
 
 from django.db import IntegrityError, transaction
-from django.db.models import F, Q, QuerySet
+from django.db.models import Exists, F, OuterRef, Q, QuerySet
 from django.utils.translation import gettext_lazy as _
 
 from portal.accounts.models import Department
@@ -158,23 +158,27 @@ def _refuse_booked_past(
         )
 
 
+_PAID = Q(rate_uid__isnull=False) | ~Q(amount_micro=0)
+"""A correction after which a line that was booked without a price has one, or money."""
+
+
 def _price_late(rate: PriceRate) -> None:
-    """Corrections for lines that were booked without a price while this rate holds; the incident ends when
-    none is left. A line that began before the rate, or ran past it, is left to a correction by hand.
+    """Corrections for lines that were booked without a price while this rate holds, of the hours that are left of
+    them; the incident ends when none is left. A line that began before the rate, or ran past it, or got money by hand
+    is left to a correction by hand.
     """
     lines = LedgerEntry.objects.filter(
         _touched(rate.flavour, rate.site_code, rate.department, rate.during.lower),
         rate_uid=None,
         starts_at__gte=rate.during.lower,
-        corrections=None,
-    )
+    ).exclude(Exists(LedgerEntry.objects.filter(_PAID, corrects=OuterRef("pk"))))
     if rate.during.upper is not None:
         lines = lines.filter(ends_at__lte=rate.during.upper)
     books = books_for_booking()
     LedgerEntry.objects.bulk_create(
         [
             _priced(line, rate, books.month_for(line.local_day))
-            for line in lines.select_for_update(of=("self",), no_key=True)
+            for line in lines.select_for_update(of=("self",), no_key=True).prefetch_related("corrections")
         ],
         batch_size=1000,
     )
@@ -189,7 +193,9 @@ def _priced(line: LedgerEntry, rate: PriceRate, booked_month: date) -> LedgerEnt
     correction = correction_of(
         line,
         gpu_ms=0,
-        amount_micro=cost_micro(line.gpu_ms, rate.charged_micro),
+        amount_micro=cost_micro(
+            line.gpu_ms + sum(one.gpu_ms for one in line.corrections.all()), rate.charged_micro
+        ),
         reason=PRICED_LATE,
         booked_month=booked_month,
     )

@@ -138,3 +138,17 @@ def test_quantity_times_price_is_the_cost_for_any_line(gpu_ms: int, price: int) 
     assert abs(Decimal(hours(gpu_ms)) * Decimal(money(price)) - cost) <= HALF_MICRO + Decimal(
         "1e-6"
     ) * Decimal("1e-3")
+
+
+def test_a_cost_that_lies_half_way_is_rounded_up_and_valid() -> None:
+    """3,101,840 ms at 12.9375: 11.1472375 exactly, 11.147238 booked; the quantity is rounded and so the product."""
+    gpu_ms, price = 3_101_840, 12_937_500
+    cost = cost_micro(gpu_ms, price)
+    assert cost == 11_147_238
+    row = {"ListCost": money(cost), "ListUnitPrice": money(price), "PricingQuantity": hours(gpu_ms)}
+    row |= {"ContractedCost": money(cost), "ContractedUnitPrice": money(price)}
+    found = [p for p in problems(row, [row]) if p.rule == "not price × quantity"]
+    assert found == []
+    row["ListCost"] = money(cost + 1)
+    found = [p for p in problems(row, [row]) if p.rule == "not price × quantity"]
+    assert [p.column for p in found] == ["ListCost"]

@@ -11,9 +11,13 @@ from django.db.models import Sum
 from portal.kernel.clock import set_clock
 from portal.kernel.errors import NotFound
 from portal.kernel.units import MS_PER_HOUR
+from portal.ops.actor import SYSTEM
 from portal.ops.models import Incident
 from quotas.models import LedgerEntry, UsageSpan
 from quotas.services.ledger import ENDED_EARLIER, ledger_accrue, usage_span_close
+from quotas.services.months import correction_book
+from quotas.services.prices import rate_set
+from quotas.services.reconcile import reconcile
 from tests.quotas.money.build import at, named, world
 
 pytestmark = pytest.mark.django_db
@@ -156,3 +160,60 @@ def test_the_database_refuses_changes_of_the_ledger() -> None:
     ):
         with pytest.raises(DatabaseError), transaction.atomic():
             act()
+
+
+def test_a_late_end_takes_back_the_money_that_a_late_price_gave() -> None:
+    """Booked without a price, priced at 10 the day after, and then the node turns out to have been lost at noon."""
+    w = world()
+    span = w.lease(at("2026-05-01T00:00"))
+    with set_clock(at("2026-05-02T01:00")):
+        ledger_accrue()
+        rate_set(
+            acting_user=SYSTEM, flavour=w.flavour, micro_per_gpu_hour=10_000_000, valid_from=at("2026-05-01T00:00"),
+        )  # fmt: skip
+    w.close(span, at("2026-05-01T12:00"))
+    rows = list(LedgerEntry.objects.order_by("id").values_list("kind", "gpu_ms", "amount_micro", "reason"))
+    hour = 3_600_000
+    assert rows == [
+        ("usage", 24 * hour, 0, ""),
+        ("correction", 0, 240_000_000, "priced_late"),
+        ("correction", -12 * hour, -120_000_000, "ended_earlier"),
+    ]
+    assert reconcile().ledger_differences == []
+
+
+def test_a_late_price_gives_money_for_the_hours_that_are_left() -> None:
+    """Booked without a price, ended at noon as it turned out later, and only then priced at 10."""
+    w = world()
+    span = w.lease(at("2026-05-01T00:00"))
+    with set_clock(at("2026-05-02T01:00")):
+        ledger_accrue()
+    w.close(span, at("2026-05-01T12:00"))
+    with set_clock(at("2026-05-02T02:00")):
+        rate_set(
+            acting_user=SYSTEM, flavour=w.flavour, micro_per_gpu_hour=10_000_000, valid_from=at("2026-05-01T00:00"),
+        )  # fmt: skip
+    total = LedgerEntry.objects.aggregate(h=Sum("gpu_ms"), m=Sum("amount_micro"))
+    assert total == {"h": 12 * 3_600_000, "m": 120_000_000}
+    assert not Incident.objects.filter(kind="price_missing", closed_at=None).exists()
+
+
+def test_what_a_person_took_back_is_not_taken_back_twice() -> None:
+    """20 of 24 hours and 200 of 240 by hand; then the lease ends at noon: 4 hours and 40 are left to take."""
+    w = world()
+    w.price("10", at("2026-05-01T00:00"))
+    span = w.lease(at("2026-05-01T00:00"))
+    hour = 3_600_000
+    with set_clock(at("2026-05-02T01:00")):
+        ledger_accrue()
+        line = LedgerEntry.objects.get()
+        correction_book(
+            acting_user=SYSTEM, entry_uid=line.uid, gpu_ms=-20 * hour, amount_micro=-200_000_000, reason="broken"
+        )  # fmt: skip
+    w.close(span, at("2026-05-01T12:00"))
+    rows = list(LedgerEntry.objects.order_by("id").values_list("gpu_ms", "amount_micro", "reason"))
+    assert rows[2:] == [
+        (-12 * hour, -120_000_000, "ended_earlier"), (8 * hour, 80_000_000, "taken_back_twice"),
+    ]  # fmt: skip
+    assert (sum(r[0] for r in rows), sum(r[1] for r in rows)) == (0, 0)
+    assert reconcile().ledger_differences == []
