@@ -116,6 +116,16 @@ PRICES: dict[str, tuple[str, str | None, str | None]] = {
     "a30-24gb": ("2.80", "2.50", None),
 }
 
+# department: money per month, per quarter (None: no such budget)
+BUDGETS: dict[str, tuple[str, str | None]] = {
+    "qinghe": ("320000", "780000"),
+    "foundation": ("130000", None),
+    "vision": ("90000", "210000"),
+    "search": ("45000", None),
+    "drug": ("32000", None),
+    "platform": ("24000", None),
+}
+
 PURPOSES: dict[str, tuple[str, ...]] = {
     "pretraining": (
         "7B base model, 3rd data mix",

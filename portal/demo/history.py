@@ -10,12 +10,12 @@ from datetime import date, datetime, timedelta
 from typing import Any
 
 import structlog
-from django.db import OperationalError
+from django.db import OperationalError, connection
 
 from monitoring.models import BuiltDay, CardSpan
 from monitoring.services.card_states import card_states_sweep
 from monitoring.services.day_sums import days_sum
-from portal.accounts.models import User
+from portal.accounts.models import Department, User
 from portal.demo import cast
 from portal.demo.first import anchor, ask, is_seeded
 from portal.demo.lives import Stage, play
@@ -25,11 +25,13 @@ from portal.demo.waste import waste
 from portal.kernel.clock import now, set_clock
 from portal.kernel.errors import DomainError
 from portal.kernel.locks import try_advisory_lock
+from portal.kernel.units import micro_from_money
 from portal.ops.actor import Actor
 from portal.ops.services import task_run
 from quotas.engine.billing import day_start, local_day
-from quotas.models import CapacityRequest, GpuFlavour, LedgerMonth
+from quotas.models import Budget, CapacityRequest, GpuFlavour, LedgerMonth
 from quotas.selectors.billing_time import billing_zone, month_of, next_month, previous_month
+from quotas.services.budgets import budget_set, budgets_watch
 from quotas.services.ledger import ledger_accrue
 from quotas.services.months import month_close
 from quotas.tasks_money import reconcile_books
@@ -78,6 +80,7 @@ def _fill(say: Callable[[str], Any], facts: dict[str, Any]) -> bool:
         return False
     if len(missing) == len(lives):
         _running_now()
+    _budgets(begun)
     found = tracks(lives)
     facts["raw"] = write_raw(found, begun)
     facts["hours"] = write_hours(found, begun)
@@ -88,6 +91,7 @@ def _fill(say: Callable[[str], Any], facts: dict[str, Any]) -> bool:
     _fleet_past(begun)
     _close_months(begun)
     reconcile_books()
+    budgets_watch()
     waste()
     return True
 
@@ -117,6 +121,35 @@ def _fleet_past(begun: datetime) -> None:
     days_sum(limit=cast.DAYS + 2)
 
 
+def _budgets(begun: datetime) -> None:
+    """What departments may spend: months from the begin of the history to the next one, and this quarter."""
+    if Budget.objects.exists():
+        return
+    finance = Actor(user=User.objects.get(username="sun.mei"), via="page")
+    departments = {d.code: d for d in Department.objects.without_tree_fields()}
+    present = month_of(begun)
+    quarter = present.replace(month=3 * ((present.month - 1) // 3) + 1)
+    with set_clock(begun - timedelta(days=cast.DAYS)):
+        for code, (monthly, quarterly) in cast.BUDGETS.items():
+            month = month_of(now())
+            while month <= next_month(present):
+                _budget(finance, departments[code], Budget.Period.MONTH, month, monthly)
+                month = next_month(month)
+            if quarterly is not None:
+                _budget(finance, departments[code], Budget.Period.QUARTER, quarter, quarterly)
+
+
+def _budget(finance: Actor, department: Department, period: str, starts_on: date, amount: str) -> None:
+    budget_set(
+        acting_user=finance,
+        department=department,
+        period=period,
+        starts_on=starts_on,
+        amount_micro=micro_from_money(amount),
+        gpu_ms=None,
+    )
+
+
 def _running_now() -> None:
     """Requests that the scheduler places and the simulated agents run while the history is written."""
     flavours = {f.code: f for f in GpuFlavour.objects.all()}
@@ -135,6 +168,10 @@ def _running_now() -> None:
 
 def _lives(missing: list[Life], begun: Any, say: Callable[[str], Any]) -> Counter[str]:
     stage = Stage.load(begun)
+    with (
+        connection.cursor() as cursor
+    ):  # whoever loses the last lives with a crash finds them missing and writes them
+        cursor.execute("SET synchronous_commit = off")
     refused: Counter[str] = Counter()
     for number, life in enumerate(missing, start=1):
         code = _one(life, stage)

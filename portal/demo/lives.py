@@ -110,8 +110,7 @@ def _past_alone(flavour_id: int, gpu_ids: list[int]) -> Iterator[None]:
         empty = Func(Value("empty"), template="%(expressions)s::tstzrange")
         LeaseSpan.objects.filter(pk__in=[pk for pk, _during in spans]).update(during=empty)
     yield
-    for row in usage:
-        QuotaUsage.objects.filter(pk=row.pk).update(**{name: getattr(row, name) for name in COUNTERS})
+    QuotaUsage.objects.bulk_update(usage, COUNTERS)
     if open_leases:
         Lease.objects.filter(pk__in=open_leases).update(ended_at=None)
     for pk, during in spans:
@@ -150,7 +149,6 @@ def _live(life: Life, stage: Stage) -> list[str]:
     code = {"finished": 0, "failed": 1}.get(life.end)
     with set_clock(gone):
         for member in members:
-            member.refresh_from_db()
             member_ended(
                 member=member,
                 at=gone,
