@@ -15,8 +15,11 @@ from channels.db import database_sync_to_async
 from pool.models import AgentCommand
 from pool.selectors.agents import commands_open
 from pool.services import agent_inbox
+from pool.services.node_watch import listening_since
 
 GROUP_S = 0.2
+LISTENING_S = 10.0
+"""How often a process that hears agents says that it does; well below what counts as a break."""
 Answer = list[AgentCommand] | Exception
 
 
@@ -28,6 +31,7 @@ class Heartbeats:
         self.waiting: list[tuple[int, int, asyncio.Future[list[AgentCommand]]]] = []
         self.task: asyncio.Task[None] | None = None
         self.next_at = 0.0
+        self.listening_at = 0.0
 
     async def beat(self, node_id: int, token_id: int) -> list[AgentCommand]:
         """Stamp one and return the node's open commands; raises what `agent_heartbeat` raises."""
@@ -43,6 +47,9 @@ class Heartbeats:
             self.next_at = self.loop.time() + GROUP_S
             group, self.waiting = self.waiting, []
             try:
+                if self.loop.time() >= self.listening_at:
+                    await database_sync_to_async(listening_since)()
+                    self.listening_at = self.loop.time() + LISTENING_S
                 answers = await database_sync_to_async(group_answers)(
                     [(node_id, token_id) for node_id, token_id, _ in group]
                 )

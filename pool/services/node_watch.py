@@ -16,7 +16,7 @@ from django.db import transaction
 from django.db.models import Q
 
 from pool.locks import allocation_lock
-from pool.models import Allocation, AllocationEvent, AllocationMember, Cluster, Node, ReclaimCase
+from pool.models import Allocation, AllocationEvent, AllocationMember, Node, ReclaimCase
 from pool.services import stopping
 from pool.services.capacity import capacity_refresh
 from pool.services.fencing import member_fence
@@ -39,15 +39,16 @@ STEPS: tuple[tuple[timedelta, str], ...] = (
 RANK = {H.OK: 0, H.LATE: 1, H.SUSPECT: 2, H.LOST: 3}
 FENCE_AFTER = timedelta(minutes=5)
 DEAF_AFTER = timedelta(seconds=45)
-"""So long without a sweep and without a sign of life of any agent: the installation itself was away."""
+"""So long without a sweep and without a group of heartbeats: the installation itself was away."""
 WATCH = "pool.node_watch"
 
 
 def listening_since() -> datetime:
     """Stamp that the watch goes on, and tell since when it has without a break. One row: begun, last stamp.
 
-    A break is a time without a sweep in which no agent was heard either: workers that are merely late, beside a web
-    process that takes heartbeats, are none.
+    Called by each sweep, and now and then by whoever takes heartbeats (``pool.live.heartbeats``): workers that are
+    merely late beside a web process that hears agents are no break. A heartbeat that comes after a break is none
+    either way: it says nothing of the time in which nobody could have heard the others.
     """
     at = now()
     with transaction.atomic():
@@ -55,12 +56,8 @@ def listening_since() -> datetime:
         if row is None:
             TaskRun.objects.create(name=WATCH, started_at=at, ended_at=at)
             return at
-        since = row.started_at
-        if row.ended_at is None or row.ended_at < at - DEAF_AFTER:
-            heard = Node.objects.filter(
-                cluster__executor=Cluster.Executor.AGENT, last_heartbeat_at__gt=at - DEAF_AFTER
-            )
-            since = since if heard.exists() else at
+        broken = row.ended_at is None or row.ended_at < at - DEAF_AFTER
+        since = at if broken else row.started_at
         TaskRun.objects.filter(pk=row.pk).update(started_at=since, ended_at=at)
     return since
 

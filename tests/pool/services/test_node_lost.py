@@ -200,9 +200,21 @@ def test_a_node_that_stays_away_is_lost_two_minutes_after_the_installation_is_ba
 
 
 def test_late_workers_are_no_deafness(lost):
-    """The web process took another agent's heartbeat meanwhile: this node's silence is its own."""
+    """The web process hears other agents meanwhile, and says so: this node's silence is its own."""
+    watch(0)
+    for seconds in range(10, 130, 10):
+        with after(seconds):
+            listening_since()
+    assert watch(130) == "lost"
+
+
+def test_the_first_agent_that_is_back_makes_no_other_lost(lost):
+    """It connects before the first sweep: that it is heard now does not mean that others could have been before."""
     with after(0):
         pool.node(None, 0, name="n-other")
     watch(0)
-    Node.objects.filter(name="n-other").update(last_heartbeat_at=T + timedelta(seconds=125))
-    assert watch(130) == "lost"
+    Node.objects.filter(name="n-other").update(last_heartbeat_at=T + timedelta(seconds=3600))
+    with after(3600):
+        listening_since()
+    steps = [watch(seconds) for seconds in range(3605, 3726, 5)]
+    assert (steps[0], steps[22], steps[23]) == ("ok", "suspect", "lost")
