@@ -177,7 +177,7 @@ def _check_windows(allocation: Allocation, expires_at: datetime) -> None:
                     code="maintenance_ahead",
                     detail=_("{node} is out of service from {start}: it can be extended until then.").format(
                         node=member.node.name,
-                        start=date_format(localtime(from_ms(begins)), "DATETIME_FORMAT"),
+                        start=date_format(localtime(from_ms(begins)), "Y-m-d H:i"),
                     ),
                     extra={"node": member.node.name, "starts_at": from_ms(begins).isoformat()},
                 )

@@ -113,7 +113,13 @@ def upload(request: HttpRequest, uid: UUID) -> HttpResponseBase:
 
 
 def _problem(status: int, code: str, detail: Any) -> JsonResponse:
-    body = {"type": "about:blank", "title": code, "status": status, "code": code, "detail": str(detail)}
+    body = {
+        "type": f"urn:gpupool:error:{code}",
+        "title": code.replace("_", " "),
+        "status": status,
+        "code": code,
+        "detail": str(detail),
+    }
     return JsonResponse(body, status=status, content_type="application/problem+json")
 
 

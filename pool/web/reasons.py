@@ -86,12 +86,20 @@ def _no_node(f: Figures) -> Why:
     return Why(
         "no_node_fits",
         headline,
-        _("%(free)s of %(installed)s are free, spread over nodes.")
-        % {"free": f.get("free", 0), "installed": f.get("installed", 0)},
+        _where_free(f),
         [*rows, *_outlook(f)],
         [{"name": n.get("node"), "free": n.get("free", 0), "need": need} for n in f.get("nodes", [])][:6],
         change,
     )
+
+
+def _where_free(f: Figures) -> str:
+    """How many are free in all, and that no one node has them where that is so."""
+    free, best = int(f.get("free", 0) or 0), int(f.get("best_free_on_one_node", 0) or 0)
+    sums = {"free": free, "installed": f.get("installed", 0)}
+    if free > best > 0:
+        return _("%(free)s of %(installed)s are free, spread over nodes.") % sums
+    return _("%(free)s of %(installed)s are free.") % sums
 
 
 def _outlook(f: Figures) -> list[tuple[str, str]]:

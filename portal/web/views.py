@@ -86,11 +86,12 @@ def error_page(
     if request.path_info.startswith("/api/") or "application/json" in request.headers.get("Accept", ""):
         return JsonResponse(
             {
-                "type": "about:blank",
-                "title": HTTPStatus(status).phrase,
+                "type": f"urn:gpupool:error:{context['code']}",
+                "title": str(context["code"]).replace("_", " "),
                 "status": status,
                 "detail": str(detail or title or HTTPStatus(status).phrase),
                 "code": context["code"],
+                "errors": [],
                 "request_id": context["request_id"],
             },
             status=status,

@@ -6,6 +6,7 @@ import hashlib
 import json
 from typing import Any
 
+from django.core.files.base import File
 from django.db import IntegrityError, transaction
 from django.utils.translation import gettext_lazy as _
 from rest_framework.renderers import JSONRenderer
@@ -46,7 +47,7 @@ class IdempotentWrites:
                 code="idempotency_key_too_long", detail=_("Idempotency-Key takes up to 128 characters.")
             )
         route = f"{request.method} {request.path}"[:300]
-        body = hashlib.sha256(json.dumps(request.data, sort_keys=True, default=str).encode()).hexdigest()
+        body = hashlib.sha256(json.dumps(request.data, sort_keys=True, default=_plain).encode()).hexdigest()
         try:
             with transaction.atomic():
                 self._record = IdempotencyRecord.objects.create(
@@ -76,6 +77,18 @@ class IdempotentWrites:
         elif record is not None:  # nothing was done (services undo their own writes): the key stays free
             IdempotencyRecord.objects.filter(pk=record.pk).delete()
         return super().finalize_response(request, response, *args, **kwargs)  # type: ignore[misc]
+
+
+def _plain(value: Any) -> str:
+    """A file by what is in it, whatever it is called; all else as text."""
+    if not isinstance(value, File):
+        return str(value)
+    value.seek(0)
+    found = hashlib.sha256()
+    for chunk in value.chunks():
+        found.update(chunk)
+    value.seek(0)
+    return f"sha256:{found.hexdigest()}"
 
 
 class _Replay(Exception):

@@ -160,6 +160,28 @@ def test_a_key_makes_a_write_happen_once_and_secrets_are_not_kept() -> None:
     assert send(client, "post", "/users/", body, HTTP_IDEMPOTENCY_KEY="k" * 129).status_code == 400
 
 
+def test_a_file_sent_again_counts_by_what_is_in_it() -> None:
+    client = client_of(admin())
+
+    def sent(code: str) -> Any:
+        file = SimpleUploadedFile("departments.csv", f"code,name\n{code},{code}\n".encode())
+        return client.post(
+            f"{V1}/imports/departments/", {"file": file, "dry_run": "false"}, HTTP_IDEMPOTENCY_KEY="f1"
+        )
+
+    first, again, other = sent("aa"), sent("aa"), sent("bb")
+    assert first.status_code == again.status_code < 300 and again["Idempotent-Replay"] == "true"
+    assert (other.status_code, other.json()["code"]) == (409, "idempotency_key_reused")
+    assert list(Department.objects.values_list("code", flat=True)) == ["aa"]
+
+
+def test_an_unknown_address_is_a_problem_with_a_code() -> None:
+    answer = client_of(admin()).get(f"{V1}/no-such-thing/")
+    body = answer.json()
+    assert (answer.status_code, answer["Content-Type"], body["code"]) == (404, PROBLEM, "not_found")
+    assert body["type"] == "urn:gpupool:error:not_found" and body["errors"] == [] and body["request_id"]
+
+
 def test_departments_by_api() -> None:
     client = client_of(admin())
     a = send(client, "post", "/departments/", {"code": "a", "name": "A"}).json()
