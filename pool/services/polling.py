@@ -14,8 +14,7 @@ from typing import Any
 
 import structlog
 from django.core.cache import cache
-from django.db import transaction
-from django.db.models import Q
+from django.db import connection, transaction
 
 from pool.executors.base import ExecutorFailure, Observation, PolledExecutor, polled_executor
 from pool.locks import allocation_lock
@@ -93,27 +92,54 @@ ALLOCATION_COLUMNS = (
 """What a look reads of an allocation; the rest comes by itself where somebody needs it (a stop, an order)."""
 
 
+_OPEN = """
+    SELECT m.id, m.allocation_id, m.xmin::text, a.xmin::text
+    FROM {member} m JOIN {allocation} a ON a.id = m.allocation_id JOIN {node} n ON n.id = m.node_id
+    WHERE n.cluster_id = %s AND m.state = ANY(%s) AND (m.ordered_at IS NOT NULL OR m.external_id <> '')
+    ORDER BY m.id
+"""
+"""Which members are open, with the versions that PostgreSQL itself gives to their rows (any change gives a new one)."""
+
+_kept: dict[int, dict[int, tuple[tuple[int, str, str], AllocationMember]]] = {}
+"""By cluster and member: the row as the last look of this process read it, with its version. It may be lost."""
+
+
 def open_members(cluster: Cluster) -> list[AllocationMember]:
-    """Members on a cluster that an outside system was told of and whose cards were not seen free yet. Thousands, each
-    second: so without requests, and with one object for each node and for the cluster, whose JSON would else be read
-    anew for each of them."""
+    """Members on a cluster that an outside system was told of and whose cards were not seen free yet, by id.
+
+    Thousands, each second, of which few changed: only those are read again, without their requests, and with one object
+    for each node and for the cluster, whose JSON would else be read anew for each of them.
+    """
     nodes = Node.objects.filter(cluster=cluster).defer("facts", "labels").in_bulk()
     for node in nodes.values():
         node.cluster = cluster
-    rows = (
-        AllocationMember.objects.filter(node__cluster=cluster, state__in=OPEN_STATES)
-        .filter(Q(ordered_at__isnull=False) | ~Q(external_id=""))
-        .order_by("id")
+    names = {
+        name: connection.ops.quote_name(model._meta.db_table)
+        for name, model in (("member", AllocationMember), ("allocation", Allocation), ("node", Node))
+    }
+    with connection.cursor() as cursor:
+        cursor.execute(_OPEN.format(**names), [cluster.pk, [str(state) for state in OPEN_STATES]])
+        now_open = {pk: (allocation, mine, its) for pk, allocation, mine, its in cursor.fetchall()}
+    before = _kept.get(cluster.pk, {})
+    kept = {pk: before[pk] for pk, version in now_open.items() if pk in before and before[pk][0] == version}
+    changed = [pk for pk in now_open if pk not in kept]
+    allocations = (
+        Allocation.objects.only(*ALLOCATION_COLUMNS).in_bulk({now_open[pk][0] for pk in changed})
+        if changed
+        else {}
     )
-    wanted = Allocation.objects.filter(pk__in=rows.order_by().values("allocation_id")).only(
-        *ALLOCATION_COLUMNS
-    )
-    allocations = {allocation.pk: allocation for allocation in wanted}
-    # One that begins between these two queries is of the next look.
-    members = [row for row in rows if row.node_id in nodes and row.allocation_id in allocations]
+    for member in AllocationMember.objects.filter(pk__in=changed) if changed else ():
+        if member.allocation_id in allocations:
+            member.allocation = allocations[member.allocation_id]
+            # What changed since the versions were read is read again by the next look: its version is older.
+            kept[member.pk] = (now_open[member.pk], member)
+    _kept[cluster.pk] = kept
+    # One that begins, or moves, between these queries is of the next look.
+    members = [kept[pk][1] for pk in now_open if pk in kept and kept[pk][1].node_id in nodes]
     for member in members:
         member.node = nodes[member.node_id]
-        member.allocation = allocations[member.allocation_id]
+        # Requests and people that somebody asked for at an earlier look may have changed since.
+        member.allocation._state.fields_cache.clear()
     return members
 
 
