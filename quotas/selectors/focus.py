@@ -6,14 +6,14 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, date, datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.conf import settings
 
 from portal.kernel.units import MS_PER_HOUR, cost_micro
 from quotas.engine.billing import month_bounds
 from quotas.models import LedgerEntry, PriceRate
-from quotas.selectors.billing_time import billing_zone, first_of_month
+from quotas.selectors.billing_time import billing_zone
 from quotas.selectors.money import Lines, plain_lines
 
 COLUMNS = (
@@ -41,14 +41,26 @@ def focus_rows(lines: Lines) -> Iterator[list[str]]:
     start, end = month_bounds(month.year, month.month, billing_zone())
     account = settings.GPUPOOL_ORGANISATION or "GPU pool"
     rows = plain_lines(lines.booked().order_by("id"), FIELDS)
-    rates = {rate.uid: rate for rate in PriceRate.objects.all()}
-    listed = {
-        uid: rate.list_micro + rate.power_micro_per_gpu_hour
-        for uid, rate in rates.items()
-        if rate.list_micro_per_gpu_hour is not None
+    prices = {
+        rate.uid: Price(
+            str(rate.uid),
+            None if rate.list_micro_per_gpu_hour is None else rate.list_micro + rate.power_micro_per_gpu_hour,
+            rate.power_micro_per_gpu_hour,
+        )
+        for rate in PriceRate.objects.all()
     }
-    power = {uid: rate.power_micro_per_gpu_hour for uid, rate in rates.items()}
-    return _rows(rows, month, utc(start), utc(end), account, listed, power)
+    return _rows(rows, month, utc(start), utc(end), account, prices)
+
+
+class Price(NamedTuple):
+    """Of a rate: its number, list price (None: the one charged) and surcharge for power."""
+
+    uid: str
+    listed: int | None
+    power: int
+
+
+NO_PRICE = Price("", None, 0)
 
 
 @lru_cache(maxsize=4096)
@@ -62,19 +74,21 @@ def _rows(
     start: str,
     end: str,
     account: str,
-    listed: Mapping[Any, int],
-    power: Mapping[Any, int],
+    prices: Mapping[Any, Price],
 ) -> Iterator[list[str]]:
     kinds = LedgerEntry.Kind
     of_correction, of_idle = str(kinds.CORRECTION), str(kinds.IDLE)
     price_text = lru_cache(maxsize=1024)(money)
     for line in rows:
         cost = money(line.amount_micro)
-        price = price_text(line.micro_per_gpu_hour) if line.rate_uid is not None else "0.000000"
+        known = line.rate_uid is not None
+        price = price_text(line.micro_per_gpu_hour) if known else "0.000000"
+        uid, listed, part = (
+            NO_PRICE if not known else prices.get(line.rate_uid) or Price(str(line.rate_uid), None, 0)
+        )
         idle = line.kind == of_idle
         quantity = hours(line.surcharge_ms if idle else line.gpu_ms)
-        micro = None if idle else listed.get(line.rate_uid)
-        part = power.get(line.rate_uid, 0)
+        micro = None if idle else listed
         for_power = money(cost_micro(line.gpu_ms, part)) if part else "0.000000"
         list_price = price if micro is None else price_text(micro)
         # What a correction of money alone takes back was never on the list.
@@ -82,7 +96,7 @@ def _rows(
         # What belongs to a month that was closed before corrects it, whatever its kind; a correction in its own open
         # month changes what is billed there.
         correction = line.kind == of_correction
-        earlier = first_of_month(line.local_day) < month
+        earlier = line.local_day < month
         category = "Adjustment" if correction and not earlier else "Usage"
         share = f"{line.flavour_name}, {line.gpu_label or line.node_name}"
         tags = _tags(line.cost_code, line.user_name, line.department_path)
@@ -95,9 +109,9 @@ def _rows(
             quantity if consumed else "", "Hours" if consumed else "", cost, "" if correction else price,
             cost, account, list_cost, "" if correction else list_price, "" if correction else "Standard", quantity,
             UNIT, account, account, line.site_code, line.gpu_label, line.gpu_label, "GPU", "Compute", SERVICE,
-            line.flavour__code, str(line.rate_uid or ""), str(line.department_id_ref),
+            line.flavour__code, uid, str(line.department_id_ref),
             line.department_path, tags, str(line.id), str(line.gpu_ms),
-            "true" if line.rate_uid is not None else "false", for_power,
+            "true" if known else "false", for_power,
         ]  # fmt: skip
 
 

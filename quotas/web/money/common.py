@@ -7,11 +7,13 @@ from datetime import date
 from functools import wraps
 from typing import Any
 
+from django.contrib import messages
 from django.contrib.auth.decorators import login_required
-from django.http import HttpRequest, HttpResponse
+from django.db.models import Sum
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from django.utils.http import urlencode
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext, gettext_lazy
 
 from portal.accounts.middleware import policy_of_request
 from portal.accounts.models import Role
@@ -28,6 +30,7 @@ __all__ = [
     "for_roles",
     "lines_of",
     "signed_in",
+    "too_many",
 ]
 
 View = Callable[..., HttpResponse]
@@ -69,6 +72,27 @@ def day_links(
         "x": list(names),
         "to": [f"{address}?{urlencode({**chosen, 'day': day.isoformat()})}" for day in days],
     }
+
+
+LINES_AT_ONCE = 100_000
+"""Lines of a file that a page writes while its reader waits; more are made by a worker."""
+
+
+def too_many(request: HttpRequest, lines: Lines) -> HttpResponse | None:
+    """For a file of more lines than a page writes at once: the way to the large files, with the same filter."""
+    n = lines.sums().aggregate(n=Sum("lines", default=0))["n"]
+    if n <= LINES_AT_ONCE:
+        return None
+    messages.info(
+        request,
+        gettext("These are %(n)s lines. A file of so many is made beside the page; choose its kind here.")
+        % {"n": f"{n:,}"},
+    )
+    chosen = {name: request.GET[name] for name in sorted(PARAMS) if request.GET.get(name)}
+    if lines.filter.month is not None:
+        chosen["month"] = f"{lines.filter.month:%Y-%m}"
+    chosen["file"] = "lines_machines" if request.GET.get("for") == "machines" else "lines_people"
+    return HttpResponseRedirect(f"{reverse('monitoring:exports')}?{urlencode(chosen)}#new")
 
 
 def lines_of(request: HttpRequest, *, month: date | None = None) -> Lines:

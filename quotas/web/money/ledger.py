@@ -27,7 +27,7 @@ from quotas.selectors.money import LineFilter, Lines, book_months
 from quotas.selectors.month_report import ledger_mark
 from quotas.selectors.running import one_look
 from quotas.services.months import correction_book
-from quotas.web.money.common import about, filter_chips, lines_of, signed_in
+from quotas.web.money.common import about, filter_chips, lines_of, signed_in, too_many
 from quotas.web.money.look import Head, Look, remembered
 
 SORTS = {
@@ -112,6 +112,8 @@ def ledger_file(request: HttpRequest) -> HttpResponse:
     """``/ledger/file/?for=people|machines`` with the list's filter."""
     policy = policy_of_request(request)
     lines = lines_of(request)
+    if moved := too_many(request, lines):
+        return moved
     if request.GET.get("for") == "machines":
         chunks = machine_csv(columns=files.MACHINE_COLUMNS, rows=files.machine_rows(lines.all()))
     else:

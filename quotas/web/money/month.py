@@ -31,7 +31,7 @@ from quotas.selectors.month_report import (
     name_users,
 )
 from quotas.selectors.running import one_look
-from quotas.web.money.common import DEFINITIONS, about, day_links, filter_chips, lines_of, signed_in
+from quotas.web.money.common import DEFINITIONS, about, day_links, filter_chips, lines_of, signed_in, too_many
 from quotas.web.money.look import Head, Look, remembered
 
 
@@ -117,12 +117,15 @@ def month_file(request: HttpRequest) -> HttpResponse:
     lines = lines_of(request, month=month_of(now()))
     chosen = lines.filter
     assert chosen.month is not None
+    of_groups = request.GET.get("rows") == "groups" and request.GET.get("for") != "machines"
+    if not of_groups and (moved := too_many(request, lines)):
+        return moved
     name = f"gpu-cost-{chosen.month:%Y-%m}"
     if request.GET.get("for") == "machines":
         chunks = machine_csv(columns=files.MACHINE_COLUMNS, rows=files.machine_rows(lines.all()))
         return csv_response(f"{name}.csv", chunks)
     head = about(chosen, policy, mark=ledger_mark()[0])
-    if request.GET.get("rows") == "groups":
+    if of_groups:
         report = month_report(policy, chosen, grouping(request))
         columns = [
             _("Group"),

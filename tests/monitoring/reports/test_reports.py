@@ -23,6 +23,7 @@ from monitoring.services.card_states import card_states_sweep
 from monitoring.services.day_sums import day_sum, days_sum
 from monitoring.web.report_figures import shown
 from pool.models import Cluster, Gpu, Node, Site
+from portal.accounts.models import Department
 from portal.accounts.policy import policy_of
 from portal.kernel.clock import set_clock
 from portal.kernel.tables import MACHINE_UNITS, TEXT
@@ -331,14 +332,28 @@ def test_readers_see_their_departments_and_nothing_else(story: Story) -> None:
 
 
 def test_a_year_of_a_department_with_nothing_says_so(story: Story) -> None:
+    """29 February 2024 to 28 February 2025, of the pool and of a department that never held anything."""
     client = Client()
     client.force_login(person("fin", ("finance", None)))
     client.cookies["django_language"] = "en"
+    empty = Department.objects.create(code="empty", name="Empty", parent=story.w.root)
+    year = {"period": "days", "from": "2024-02-29", "to": "2025-02-28"}
     with set_clock(NOW):
-        for kind in KINDS:
-            address = reverse("monitoring:report", args=[kind])
-            page = client.get(f"{address}?period=days&from=2024-02-29&to=2025-02-28")
-            assert page.status_code == 200
+        for code in KINDS:
+            for more in ({}, {"department": str(empty.uid)}):
+                page = client.get(reverse("monitoring:report", args=[code]), {**year, **more})
+                assert page.status_code == 200
+                main = page.context["main"]
+                assert [value for row in main.rows for value in row[1:] if value] == []
+                if not main.rows:
+                    assert "Nothing in this period under this filter" in page.content.decode()
+                for form in ("people", "machines", "xlsx", "pdf"):
+                    file = client.get(
+                        reverse("monitoring:report-file", args=[code]), {**year, **more, "format": form}
+                    )
+                    assert file.status_code == 200 and file.content, (code, form)
+        month = client.get(reverse("quotas:month"), {"month": "2024-02", "department": str(empty.uid)})
+        assert month.context["report"].total.lines == 0 and len(month.context["report"].days) == 29
     assert UseDay.objects.filter(local_day__lt=date(2026, 5, 1)).count() == 0
 
 

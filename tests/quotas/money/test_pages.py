@@ -14,6 +14,7 @@ from django.urls import reverse
 from portal.kernel.clock import set_clock
 from quotas.models import LedgerEntry, PriceRate
 from quotas.tasks_money import reconcile_books
+from quotas.web.money import common
 from tests.quotas.money.build import World, at, person, world
 
 pytestmark = pytest.mark.django_db
@@ -180,3 +181,55 @@ def test_a_month_is_closed_on_its_page(lab: World) -> None:
         assert client.post(url).status_code == 302
         page = client.get(url)
     assert page.context["row"].closed_by_name == "sun"
+
+
+def test_a_file_of_too_many_lines_is_offered_as_a_large_one(
+    lab: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(common, "LINES_AT_ONCE", 2)
+    sun = person("sun", ("finance", None))
+    sent = get(sun, "month-file", **{"for": "machines", "site": "sh"})
+    wanted = f"{reverse('monitoring:exports')}?site=sh&month=2026-06&file=lines_machines#new"
+    assert (sent.status_code, sent["Location"]) == (302, wanted)
+    client = Client()
+    client.force_login(sun)
+    with set_clock(NOON):
+        form = client.get(wanted.partition("#")[0]).content.decode()
+    assert '<option value="lines_machines" selected>' in form and '<option value="2026-06" selected>' in form
+    assert get(sun, "ledger-file", **{"for": "people"}).status_code == 302
+    assert get(sun, "ledger-file", **{"for": "people", "q": "R-1"}).status_code == 200
+    assert get(sun, "month-file", **{"for": "people", "rows": "groups"}).status_code == 200
+
+
+def test_a_foreign_department_is_not_there_whatever_the_page_or_the_api(lab: World) -> None:
+    """A lead of Vision who writes Search into an address, by its uid and by its code."""
+    lead = person("lead", ("lead", lab.vision))
+    client = Client()
+    client.force_login(lead)
+    before = LedgerEntry.objects.count()
+    line = LedgerEntry.objects.filter(department_id_ref=lab.search.pk).first()
+    assert line is not None
+    with set_clock(NOON):
+        for value in (lab.search.uid, lab.search.code):
+            for address in (
+                reverse("quotas:month"), reverse("quotas:month-file"), reverse("quotas:ledger"),
+                reverse("quotas:ledger-file"), reverse("monitoring:exports"),
+                *(reverse("monitoring:report", args=[k]) for k in ("utilization", "chargeback", "waste", "waits")),
+                reverse("monitoring:report-file", args=["chargeback"]), "/api/v1/ledger/", "/api/v1/months/2026-06/",
+                "/api/v1/reports/utilization/",
+            ):  # fmt: skip
+                assert client.get(address, {"department": value}).status_code == 404, address
+        assert client.get(reverse("quotas:ledger-entry", args=[line.uid])).status_code == 404
+        assert client.get(f"/api/v1/ledger/{line.uid}/").status_code == 404
+        wrong = client.post(
+            reverse("quotas:ledger-entry", args=[line.uid]), {"hours": -1, "amount": -1, "reason": "x"}
+        )
+        assert wrong.status_code == 404
+        body = {"gpu_ms": -1, "amount_micro": -1, "reason": "x"}
+        refused = client.post(
+            f"/api/v1/ledger/{line.uid}/corrections/", body, content_type="application/json"
+        )
+        assert refused.status_code == 404
+        mine = client.get("/api/v1/ledger/").json()["results"]
+    assert mine and {row["department"] for row in mine} == {"Lab / Vision"}
+    assert LedgerEntry.objects.count() == before
