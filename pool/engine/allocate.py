@@ -128,8 +128,7 @@ class Allocate:
                 self._first_blocked.setdefault(flavour, request.id)
 
     def _judge(self, known: Known) -> None:
-        request = known.request
-        options = self.options(request)
+        options = self.options(known)
         first: Reason | None = None
         for needs in options.usable:
             reason = self._place(known, needs)
@@ -175,12 +174,13 @@ class Allocate:
 
     # Quota
 
-    def options(self, request: Request) -> Options:
+    def options(self, known: Known) -> Options:
         """The flavours that may be charged now, in the order to try them, or why there is none."""
+        request = known.request
         if request.shape == "cpu" and not request.parts:
             return self._without_gpu(request)
         if len(request.flavours) == 1:
-            return self._only_option(request, request.flavours[0])
+            return self._only_option(known, request.flavours[0])
         ranked: dict[tuple[int, int], list[Need]] = {}
         why: Reason | Refusal | None = None
         refused: Need | None = None
@@ -206,16 +206,17 @@ class Allocate:
             return Options([], refusal=flavour_reason(request, self.world.facts))
         return Options([ranked[rank] for rank in sorted(ranked)], refused, exhausted, why)
 
-    def _only_option(self, request: Request, code: str) -> Options:
+    def _only_option(self, known: Known, code: str) -> Options:
         """The same for a request that names one flavour, as most do: nothing to rank."""
-        need = self.world.need(request, code)
-        if need is None or code not in self.world.state.by_flavour:
-            return Options([], refusal=flavour_reason(request, self.world.facts))
-        least = smallest(request, need, self.world)[1]
-        limited = self._over_user_limit(request, least)
+        request, world = known.request, self.world
+        need = world.need_of(known, code)
+        if need is None or code not in world.state.by_flavour:
+            return Options([], refusal=flavour_reason(request, world.facts))
+        least = need if request.min_nodes is None else smallest(request, need, world)[1]
+        limited = self._over_user_limit(request, least) if self.round.users else None
         if limited is not None:
             return Options([], refusal=limited)
-        if self.world.fits_quota(request, least):
+        if world.fits_quota(request, least):
             return Options([[need]])
         tree, over = self._refusing(request, least)
         return Options([], need, _only_the_pool(tree, over.check), over)
@@ -454,7 +455,7 @@ class Allocate:
         reason = Reason("not_before", figures, next(iter(request.flavours), None))
         if reserve is not None or start_at - self.now > self.policy.window_lead_ms:
             return Blocked(request, reason, reserve)
-        options = self.options(request)
+        options = self.options(self.world.known(request))
         return Blocked(request, reason, None, options.usable[0][0] if options.usable else options.refused)
 
     def _keep_window(self, request: Request, need: Need, start_at: int) -> Reserve | None:

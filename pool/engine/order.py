@@ -89,36 +89,36 @@ class Line:
         self.queues = {department: list(queue) for department, queue in queues.items()}
 
     def __iter__(self) -> Iterator[Request]:
-        queues, stuck, heads = self.queues, self.stuck, dict[int, _Standing]()
-        heap: list[tuple[Key, int, int, int]] = []
-        for department, queue in queues.items():
+        queues, stuck = self.queues, self.stuck
+        heap: list[tuple[Key, int, int, list[Request], _Standing]] = []
+        for queue in queues.values():
             head = queue[-1]
-            heads[department] = standing = self._standing(head)
-            heap.append((self._levels(standing), head.queued_at, head.id, department))
+            standing = self._standing(head)
+            heap.append((self._levels(standing), head.queued_at, head.id, queue, standing))
         heapq.heapify(heap)
         while heap:
-            levels, _, _, department = heap[0]
-            queue, standing = queues[department], heads[department]
-            if standing.tree is not None and standing.tree.moved[standing.branch] != standing.version:
+            levels, _, _, queue, standing = heap[0]
+            tree = standing.tree
+            if tree is not None and tree.moved[standing.branch] != standing.version:
                 # Use only grows while the line is walked: a key that is stale is too small, never too large.
                 now = self._levels(standing)
                 if now > levels:
                     head = queue[-1]
-                    heapq.heapreplace(heap, (now, head.queued_at, head.id, department))
+                    heapq.heapreplace(heap, (now, head.queued_at, head.id, queue, standing))
                     continue
             yield queue.pop()
             while stuck is not None and queue and stuck(queue[-1]):
                 queue.pop()
             if queue:
                 head = queue[-1]
-                heads[department] = standing = self._standing(head)
-                heapq.heapreplace(heap, (self._levels(standing), head.queued_at, head.id, department))
+                standing = self._standing(head)
+                heapq.heapreplace(heap, (self._levels(standing), head.queued_at, head.id, queue, standing))
             else:
                 heapq.heappop(heap)
 
     def _standing(self, request: Request) -> _Standing:
-        flavour = request.flavours[0] if request.flavours else ""
-        kind = (flavour, request.department_id, self.charge(request))
+        flavours = request.flavours
+        kind = (flavours[0] if flavours else "", request.department_id, self.charge(request))
         found = self._standings.get(kind)
         if found is None:
             found = self._standings[kind] = self._stand(*kind)

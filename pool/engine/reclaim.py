@@ -123,13 +123,13 @@ def for_each_kind(
         if need is None:
             continue
         request = blocked.request
-        if request.id in keeps or not may_displace(request, now):
+        if not may_displace(request, now) or request.id in keeps:
             continue
         if done:
             return
         if not may(request, need):
             continue
-        kind = kind_of(round_, request)
+        kind = (world.known(request).kind, request.priority, request.displaced_by)
         if kind in hopeless:
             continue
         if not make_room(blocked, *smallest(request, need, world)):

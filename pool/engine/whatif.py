@@ -61,7 +61,7 @@ def place_check(
     """
     world = world if world is not None else World(snapshot)
     allocate = Allocate(Round(world, snapshot, policy, now, {}, users=dict(snapshot.users)))
-    options = allocate.options(request)
+    options = allocate.options(world.known(request))
     checks: list[FlavourCheck] = []
     for need in (need for needs in options.usable for need in needs):
         members = world.find(request, need, world.state.view(None))

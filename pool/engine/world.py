@@ -338,6 +338,8 @@ class World:
 
     def charges(self, request: Request, need: Need) -> list[Charge]:
         """What a request is charged, by quota tree."""
+        if not self.host_trees and need.flavour is not None:
+            return [(need.flavour, need.charge_milli)]
         charges = [(need.flavour, need.charge_milli)] if need.flavour is not None else []
         for code in self.host_trees:
             charges.append((code, _host_amount(code, request)))
