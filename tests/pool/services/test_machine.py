@@ -428,7 +428,7 @@ class World(RuleBasedStateMachine):
             charges[gpu_id] += charge
         assert all(charge <= 1000 for charge in charges.values())
         taken: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for gpu_id, span in LeaseSpan.objects.filter(during__endswith=None).values_list("gpu_id", "span"):
+        for gpu_id, span in LeaseSpan.objects.filter(during__upper_inf=True).values_list("gpu_id", "span"):
             taken[gpu_id].append((span.lower, span.upper))
         for spans in taken.values():
             spans.sort()
