@@ -54,6 +54,21 @@ async def test_what_cannot_be_read_is_named_and_never_zero(reading: FakeNvml) ->
     await collector.close()
 
 
+async def test_g110_memory_that_the_card_shares_with_its_host_is_not_told_and_never_zero(
+    reading: FakeNvml,
+) -> None:
+    """Unified memory (GB10): the driver tells none, so there is neither a size nor a share of it."""
+    reading.set(gpu_0_mem_error=3)
+    collector = made()
+    found = await rows(collector)
+    values, missing = found["GPU-test-0"][3], found["GPU-test-0"][4]
+    assert not {"mem_used", "mem_total", "mem_reserved"} & set(values)
+    assert {missing[name] for name in ("mem_used", "mem_total", "mem_reserved")} == {"not_supported"}
+    shared, plain = (await collector.ask("inventory"))["gpus"]
+    assert (shared["memory_mib"], plain["memory_mib"]) == (None, 81920)
+    await collector.close()
+
+
 async def test_a_mig_card_has_its_slices_and_no_utilization(reading: FakeNvml) -> None:
     reading.set(gpu_1_mig=1)
     reading.lines = [
