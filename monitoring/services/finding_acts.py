@@ -10,6 +10,7 @@ from django.urls import reverse
 from django.utils.translation import gettext_lazy as _
 
 from monitoring.models import Finding, FindingEntry
+from pool.models import Gpu
 from portal.accounts.models import Role, User
 from portal.accounts.policy import Policy
 from portal.kernel.clock import now
@@ -17,12 +18,26 @@ from portal.kernel.errors import Conflict, Invalid
 from portal.kernel.models import advance
 from portal.notify.services.notices import notify
 from portal.ops.actor import Actor
+from portal.ops.models import Incident
 from portal.ops.outbox import outbox_add
 from portal.ops.services.audit import audit_record
 from portal.ops.services.incidents import incident_open
 
 TELL, DISMISS, REOPEN, INCIDENT = "tell", "dismiss", "reopen", "incident"
 ACTS = (TELL, DISMISS, REOPEN, INCIDENT)
+
+
+INCIDENTS = {
+    Finding.Kind.THROTTLED.value: "gpu_throttled",
+    Finding.Kind.STRANDED.value: "gpu_stranded",
+}
+"""What operators take up as an incident: heat to be looked at, a layout to be made anew. By its key health (heat) or
+the finding's end (layout) closes it."""
+
+
+def incident_key(kind: str, card: Gpu) -> str:
+    """The key of the incident of such a finding on this card."""
+    return f"{INCIDENTS[kind]}:{card.uid}"
 
 
 def may_act(policy: Policy, finding: Finding) -> bool:
@@ -39,7 +54,7 @@ def acts_of(policy: Policy, finding: Finding) -> list[str]:
     if finding.state == Finding.State.DISMISSED:
         return [REOPEN]
     acts = []
-    if finding.kind == Finding.Kind.THROTTLED and policy.administers_pool:
+    if finding.kind in INCIDENTS and policy.administers_pool:
         acts.append(INCIDENT)
     if finding.kind != Finding.Kind.STRANDED and finding.told_at is None and addressees(finding):
         acts.append(TELL)
@@ -144,11 +159,12 @@ def _reopen(row: Finding) -> dict[str, Any]:
 
 def _incident(row: Finding) -> dict[str, Any]:
     card = row.gpu
-    if row.kind != Finding.Kind.THROTTLED or card is None:
+    if row.kind not in INCIDENTS or card is None:
         raise Conflict(code="no_incident", detail=_("This kind of finding is no fault of a card."))
     opened = incident_open(
-        kind="gpu_throttled",
-        dedupe_key=f"gpu_throttled:{card.uid}",
+        kind=INCIDENTS[row.kind],
+        dedupe_key=incident_key(row.kind, card),
+        severity=Incident.Severity.WARNING if row.kind == Finding.Kind.THROTTLED else Incident.Severity.INFO,
         subject=card,
         facts={**row.evidence, "rule": row.rule, "finding": row.ref},
     )

@@ -17,12 +17,14 @@ from django.db.models import Max
 
 from monitoring.engine.waste import Found, Rules, share_between, wasted_ms
 from monitoring.models import Finding, FindingDay, FindingEntry
+from monitoring.services.finding_acts import incident_key
 from monitoring.services.finding_news import news_of
 from monitoring.services.finding_sources import Candidate, candidates
 from pool.models import Allocation, IdleWatch, ReclaimCase
 from portal.kernel.clock import now
 from portal.kernel.units import cost_micro, from_ms, to_ms
 from portal.ops.actor import system
+from portal.ops.services.incidents import incident_resolve
 from quotas.engine.billing import PriceSpan, day_start, local_day
 from quotas.selectors.billing_time import billing_zone
 from quotas.selectors.prices import PriceBook
@@ -183,6 +185,8 @@ def _close(rows: Iterable[tuple[Finding, str]], at: datetime) -> int:
         row.state, row.closed_at, row.updated_at = Finding.State.CLOSED, at, at
         row.save()
         _entry(row, "closed", at, facts={"outcome": row.outcome})
+        if row.kind == Finding.Kind.STRANDED and row.gpu is not None:
+            incident_resolve(dedupe_key=incident_key(row.kind, row.gpu), note="no longer seen")
     return len(rows)
 
 

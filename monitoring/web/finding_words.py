@@ -208,7 +208,7 @@ def advice_words(kind: str, rule: str, e: Mapping[str, Any]) -> str:
         return _("Look at cooling, airflow and power of the node; the work there loses time.")
     if kind == "no_lease":
         return _("Ask its owner to request the GPU here, or end the process.")
-    return _("Plan another layout once the GPU is empty.")
+    return _("Have another layout made once the GPU is empty.")
 
 
 def entry_words(entry: FindingEntry) -> str:
@@ -255,7 +255,9 @@ def act_words(act: str, kind: str) -> str:
     return {
         "dismiss": pgettext("button", "Dismiss…"),
         "reopen": pgettext("button", "Take up again"),
-        "incident": pgettext("button", "Open incident"),
+        "incident": pgettext("button", "Have it laid out anew")
+        if kind == "stranded"
+        else pgettext("button", "Open incident"),
     }.get(act, act)
 
 

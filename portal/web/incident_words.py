@@ -98,6 +98,11 @@ WORDS: dict[str, tuple[Text, Text, Text]] = {
         _("Its clocks have been held down by heat while it worked."),
         _("Look at airflow, fans and inlet temperature; compare with the neighbours of the card."),
     ),
+    "gpu_stranded": (
+        _("MIG layout leaves parts that nobody can use"),
+        _("The instances on the card leave compute slices that no profile fits into."),
+        _("Cordon the card, let it become empty, and have another layout made; it closes by itself then."),
+    ),
     "gpu_power_brake": (
         _("GPU throttled by its power supply"),
         _("The node's power supply holds the GPU down."),

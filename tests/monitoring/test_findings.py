@@ -13,7 +13,7 @@ from psycopg.types.range import TimestamptzRange
 from monitoring.engine.waste import Rules
 from monitoring.models import Finding, FindingDay, FindingEntry, GpuRollup, GpuState, NodeState, WatchHour
 from monitoring.selectors.findings import Period, before_and_after, findings_visible, kind_sums
-from monitoring.services.finding_acts import finding_act
+from monitoring.services.finding_acts import acts_of, finding_act
 from monitoring.services.findings import findings_sweep
 from monitoring.services.waste_digest import digest_send
 from monitoring.services.watching import pcie_full, watch_look
@@ -507,6 +507,23 @@ def test_an_incident_is_opened_for_a_hot_card_only(found: Finding, team: Any, wu
     Finding.objects.filter(pk=found.pk).update(kind="throttled", rule="heat", gpu=Gpu.objects.get())
     finding_act(**acting(admin), finding=found, act="incident")
     assert Incident.objects.get().kind == "gpu_throttled"
+
+
+def test_a_layout_that_strands_parts_is_handed_to_operators_and_ends_with_its_finding(
+    found: Finding, wu: Any
+) -> None:
+    admin = person("admin", Role.POOL_ADMIN)
+    Finding.objects.filter(pk=found.pk).update(kind="stranded", rule="layout", gpu=Gpu.objects.get())
+    row = Finding.objects.get()
+    assert acts_of(policy_of(admin), row) == ["incident", "dismiss"]
+    assert acts_of(policy_of(wu), row) == []
+    finding_act(**acting(admin), finding=row, act="incident")
+    incident = Incident.objects.get()
+    assert (incident.kind, incident.severity, incident.state) == ("gpu_stranded", "info", "open")
+    with at(48):
+        findings_sweep()  # nothing strands any more
+    assert Finding.objects.get(kind="stranded").state == "closed"
+    assert Incident.objects.get().state == "closed"
 
 
 def test_who_sees_which_findings(found: Finding, team: Any, wu: Any) -> None:
