@@ -7,6 +7,7 @@ and its work is its own child: it is never forgotten, only seen to end.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from portal.kernel.clock import now
 from portal.ops.services.outbox import outbox_deliver
 from quotas.models import CapacityRequest
 from tests.pool import builders
-from tests.pool.agent.conftest import Process, wait_for
+from tests.pool.agent.conftest import Process, kill_jobs, wait_for
 from tests.pool.executors.conformance import Conformance, Rig, allocation, state
 from tests.pool.executors.place import only_member
 from tests.quotas import build
@@ -139,4 +140,31 @@ def test_an_ill_replica_is_ended_and_another_takes_over_on_a_card_seen_free(rig:
     first.refresh_from_db()
     assert first.seen_free_at is not None
     assert second.allocation.reserved_at >= first.seen_free_at
+    assert (rig.copies(first), rig.copies(second)) == (0, 1)
+
+
+def test_a_reboot_of_the_node_puts_its_work_back_in_line_on_a_card_seen_free(rig: AgentRig) -> None:
+    """The machine starts anew: nothing of its work is left, and the notes in its folders name another boot."""
+    first = rig.member()
+    assert rig.start(first)
+    rig.settle(lambda: state(first) == AllocationMember.State.RUNNING)
+    rig.agent.end(signal.SIGKILL)
+    kill_jobs(rig.agent.state)
+    wait_for(lambda: rig.copies(first) == 0)
+    for name in ("run.json", "meta.json"):
+        for file in rig.agent.state.glob(f"jobs/*/{name}"):
+            kept = json.loads(file.read_text())
+            assert kept["boot_id"]
+            file.write_text(json.dumps(kept | {"boot_id": "the boot before"}))
+    for file in rig.agent.state.glob("jobs/*/exit.json"):  # a reboot leaves the shim no time to write it
+        file.unlink()
+    rig.agent.start()
+    rig.settle(lambda: allocation(first).state == "ended")
+    gone = allocation(first)
+    assert (gone.error_code, gone.end_rule) == ("node_rebooted", "requeue")
+    second = only_member(wait_for(lambda: rig.placed(gone.request)))
+    assert rig.start(second)
+    rig.settle(lambda: state(second) == AllocationMember.State.RUNNING)
+    first.refresh_from_db()
+    assert first.seen_free_at is not None and second.allocation.reserved_at >= first.seen_free_at
     assert (rig.copies(first), rig.copies(second)) == (0, 1)
