@@ -170,6 +170,7 @@ def _fill(controller: Controller) -> tuple[Any, list[Any]]:
     models = {"a100": {"model": "A100", "memory_mib": 40960}}
     Cluster.objects.filter(pk=cluster.pk).update(settings={"folder": "/tmp", "models": models})
     cluster.refresh_from_db()
+    assert cluster.site.code  # read now: leases are written by COPY, beside which nothing can be read
     controller.nodes = [_node(f"n{number:04d}") for number in range(NODES)]
     found = [orders.found(read.node(row), SlurmSettings(models=models)) for row in controller.nodes]
     at = now()
