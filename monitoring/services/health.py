@@ -161,8 +161,9 @@ def _nodes() -> int:
     leads = _leads()
     for node in nodes:
         skew = abs(node.clock_skew_ms or 0)
-        if -LIVE_MS < (node.clock_skew_ms or 0) < 0 and leads.get(node.pk, -SKEW_MS) > -SKEW_MS:
-            skew = 0  # its greeting came late, not its clock
+        if -LIVE_MS < (node.clock_skew_ms or 0) < 0 and leads.get(node.pk, 0) > -SKEW_MS:
+            # Its greeting came late, not its clock; without samples (no cards) nothing tells the two apart
+            skew = 0
         found += _problem(
             node,
             "node_clock",

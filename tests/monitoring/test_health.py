@@ -177,11 +177,16 @@ def test_a_greeting_that_came_late_is_no_wrong_clock() -> None:
         for card, behind in zip(cards[:2], (0.4, 2.9), strict=True):
             sample(card, temp_c=50)
             GpuState.objects.filter(gpu=card).update(received_at=now() + timedelta(seconds=behind))
-        assert health_judge()["nodes"] == 2
-        assert {i.subject_label for i in standing(kind="node_clock")} == {"n1", "n2"}, "n2 told nothing else"
+        assert health_judge()["nodes"] == 1
+        assert {i.subject_label for i in standing(kind="node_clock")} == {"n1"}, "of n2 it cannot be told"
         Node.objects.filter(pk=nodes[0].pk).update(clock_skew_ms=3000)
         health_judge()
-        assert {i.subject_label for i in standing(kind="node_clock")} == {"n0", "n1", "n2"}, "ahead is ahead"
+        assert {i.subject_label for i in standing(kind="node_clock")} == {"n0", "n1"}, "ahead is ahead"
+        Node.objects.filter(pk=nodes[2].pk).update(clock_skew_ms=-40_000)
+        health_judge()
+        assert {i.subject_label for i in standing(kind="node_clock")} == {"n0", "n1", "n2"}, (
+            "no way takes that"
+        )
 
 
 @pytest.fixture
