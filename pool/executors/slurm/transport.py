@@ -73,8 +73,8 @@ class SlurmTransport(Protocol):
         since: datetime,
         until: datetime | None = None,
     ) -> list[Job]:
-        """What the accounting knows of jobs by these names or ids (none: of all); `TerminalFailure` (`no_accounting`) where
-        the site keeps none."""
+        """What the accounting knows of jobs by these names or ids (none: of all); `TerminalFailure` (`no_accounting`)
+        where the site keeps none."""
 
     def prolong(self, job_id: str, minutes: int) -> None:
         """Set a running job's time limit, counted from its start."""
