@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db.models import Count, F, IntegerField, OuterRef, Prefetch, Q, QuerySet, Subquery, Sum
+from django.db.models import Count, Exists, F, IntegerField, OuterRef, Prefetch, Q, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
 
 from pool.models import (
@@ -209,7 +209,9 @@ def queue_listed(policy: Policy, limit: int = 20) -> list[QueueEntry]:
 
 
 def operations() -> dict[str, Any]:
-    """Everything the operations page opens with, in eight queries."""
+    """Everything the operations page opens with, in nine queries. Of a node that needs a look `bad_cards` are those of
+    its cards that are not in order."""
+    bad_cards = Gpu.objects.exclude(condition__in=[Gpu.Condition.OK, Gpu.Condition.RETIRED])
     incidents = list(Incident.objects.exclude(state="closed").order_by("-opened_at")[:200])
     waiting = CapacityRequest.objects.filter(state=CapacityRequest.State.QUEUED)
     return {
@@ -218,9 +220,12 @@ def operations() -> dict[str, Any]:
         "nodes_bad": list(
             Node.objects.exclude(schedulable=Node.Schedulable.RETIRED)
             .filter(
-                ~Q(health__in=[Node.Health.OK, Node.Health.UNKNOWN]) | ~Q(schedulable=Node.Schedulable.OPEN)
+                ~Q(health__in=[Node.Health.OK, Node.Health.UNKNOWN])
+                | ~Q(schedulable=Node.Schedulable.OPEN)
+                | Exists(bad_cards.filter(node=OuterRef("pk")))
             )
             .select_related("cluster__site")
+            .prefetch_related(Prefetch("gpus", bad_cards.order_by("index"), to_attr="bad_cards"))
             .order_by("name")[:50]
         ),
         "incidents": incidents[:10],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.test import Client
 
-from pool.models import Allocation, AllocationLog
+from pool.models import Allocation, AllocationLog, Gpu
 from pool.selectors.logs import log_pieces, log_tail
 from pool.selectors.pages import nodes_listed
 from pool.services.cycle import schedule_cycle
@@ -171,3 +171,14 @@ def test_lists_are_told_the_place_in_line_by_those_who_may_know(held: Allocation
     both = browser(lead).get(address).content.decode()
     assert f'id="q-when-{held.request_id}"' in both and held.ref in both and "place 1 of 1" in both
     assert "q-note" not in browser(build.user(language="en")).get(address).content.decode()
+
+
+def test_a_node_with_a_card_out_of_order_needs_a_look(held: Allocation) -> None:
+    keeper = build.user(language="en")
+    build.role(keeper, "pool_admin")
+    client = browser(keeper)
+    assert "All nodes that ever reported are healthy and open" in client.get("/operations/").content.decode()
+    Gpu.objects.filter(node__name="sh-01", index=3).update(condition=Gpu.Condition.SUSPECT)
+    page = client.get("/operations/").content.decode()
+    assert "All nodes that ever reported" not in page
+    assert page.count(">GPU 3</a>") == 1 and "Suspect" in page
