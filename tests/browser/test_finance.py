@@ -156,3 +156,41 @@ def test_a_table_is_walked_by_keys_and_copied_with_every_digit(
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile(r"department="))
     assert complaints.found() == []
+
+
+def test_order_and_columns_are_chosen_on_the_page_and_come_back(
+    lab: World, server: Server, context: Callable[..., Any], axe: Callable[..., None], complaints: Complaints
+) -> None:
+    sun = person_of("sun", ("finance", None))
+    browser = context(lang="en", theme="light", width=1440)
+    sign_in(browser, server, sun)
+    page = browser.new_page()
+    complaints.watch(page)
+    page.goto(server.path("/ledger/"))
+    heads = page.locator("#ledger-table thead th")
+    expect(heads).to_have_count(9)
+    heads.filter(has_text="GPU·h").get_by_role("link").click()
+    expect(page).to_have_url(re.compile("sort=hours"))
+    expect(heads.filter(has_text="GPU·h")).to_have_attribute("aria-sort", "ascending")
+    page.locator("summary", has_text="Columns").click()
+    axe(page)
+    page.locator(".menu__list").get_by_role("link", name="Price").click()
+    expect(heads).to_have_count(8)
+    page.goto(server.path("/ledger/"))
+    expect(page).to_have_url(re.compile("sort=hours&hide=price"))
+    page.locator("summary", has_text="Export").click()
+    page.get_by_text("Large files…").click()
+    expect(page.locator("h1")).to_have_text("Large files")
+    page.goto(server.path("/ledger/"))
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert overflow(page) == 0
+    page.locator("summary", has_text="Order").click()
+    page.locator(".menu__list a[href*='sort=-hours']").click()
+    expect(page).to_have_url(re.compile("sort=-hours"))
+    row = page.locator("#ledger-table tbody tr:has(a)").last
+    assert row.bounding_box()["height"] < 130, "a line is a few rows of text on a phone"
+    page.locator("summary", has_text="Columns").click()
+    page.get_by_role("link", name="Usual order and columns").click()
+    page.goto(server.path("/ledger/"))
+    expect(heads).to_have_count(9)
+    assert complaints.found() == []
