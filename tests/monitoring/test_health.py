@@ -159,7 +159,7 @@ def test_clocks_and_drivers_of_nodes() -> None:
     with at(0):
         nodes = [make.node(f"n{k}", gpus=1, driver="550.54") for k in range(3)]
         Node.objects.filter(pk=nodes[0].pk).update(driver="535.10")
-        Node.objects.filter(pk=nodes[1].pk).update(clock_skew_ms=-2_500)
+        Node.objects.filter(pk=nodes[1].pk).update(clock_skew_ms=2_500)
         assert health_judge()["nodes"] == 2
         assert health_judge()["nodes"] == 0
         found = {(i.kind, i.subject_label, i.severity) for i in standing()}
