@@ -322,6 +322,14 @@ class AllocationViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiVie
         consent_set(acting_user=self.actor, request=found.request, willing=body.validated_data["willing"])
         return self._answer(found)
 
+    def _with_output(self) -> Allocation:
+        """The allocation, where the person may read what it wrote; Refused for one that they may only see."""
+        found: Allocation = self.get_object()
+        self.policy.require(
+            self.policy.reads_output(holder_id=found.holder_id, department_id=found.department_id)
+        )
+        return found
+
     @extend_schema(
         parameters=[OpenApiParameter("member", OpenApiTypes.INT, description="rank in the gang, from 0")],
         responses={(200, "text/plain"): OpenApiTypes.STR},
@@ -329,7 +337,7 @@ class AllocationViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiVie
     @action(detail=True, methods=["get"])
     def log(self, request: Request, uid: str) -> StreamingHttpResponse:
         """The kept output of one member."""
-        found = self.get_object()
+        found = self._with_output()
         member = member_asked(request.query_params.get("member", ""))
         return streamed_text(request._request, log_pieces(allocation_id=found.pk, member=member))
 
@@ -343,7 +351,7 @@ class AllocationViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ApiVie
     @action(detail=True, methods=["get"], url_path="log-pieces")
     def log_pieces(self, request: Request, uid: str) -> Response:
         """Output after a piece, with how the allocation stands: ask again while it runs, to follow it."""
-        found = self.get_object()
+        found = self._with_output()
         after = int(request.query_params.get("after") or -1)
         member = member_asked(request.query_params.get("member", ""))
         # The state first: what ended has all its output already when it is told.

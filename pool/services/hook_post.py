@@ -15,12 +15,12 @@ import json
 import socket
 import ssl
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Any
 from urllib.parse import urlsplit
 
 from django.conf import settings
 
+from portal.kernel.addresses import may_be_called
 from portal.kernel.clock import now
 from portal.notify.services.signing import SIGNATURE, TIMESTAMP, signature
 
@@ -55,34 +55,10 @@ def allowed_address(host: str, port: int) -> str:
     except (OSError, UnicodeError) as error:
         raise AddressRefused(f"unknown host: {host}") from error
     addresses = [str(row[4][0]) for row in found]
-    if not _named(host):
-        for address in addresses:
-            if not _public(ip_address(address)) and not _in_networks(ip_address(address)):
-                raise AddressRefused(f"not a public address: {address}")
+    for address in addresses:
+        if not may_be_called(host, address, settings.GPUPOOL_HOOK_ALLOW):
+            raise AddressRefused(f"not a public address: {address}")
     return addresses[0]
-
-
-def _public(address: IPv4Address | IPv6Address) -> bool:
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_global and not (mapped or address).is_multicast
-
-
-def _named(host: str) -> bool:
-    name = host.rstrip(".").lower()
-    return any(
-        name == entry or (entry.startswith(".") and name.endswith(entry))
-        for entry in (str(item).lower() for item in settings.GPUPOOL_HOOK_ALLOW)
-    )
-
-
-def _in_networks(address: IPv4Address | IPv6Address) -> bool:
-    for entry in settings.GPUPOOL_HOOK_ALLOW:
-        try:
-            if address in ip_network(str(entry), strict=False):
-                return True
-        except ValueError:
-            continue
-    return False
 
 
 def post_hook(*, url: str, secret: str, body: dict[str, Any], delivery: str, timeout_s: float) -> PostAnswer:

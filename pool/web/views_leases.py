@@ -44,6 +44,17 @@ def _allocation(request: HttpRequest, uid: Any) -> Allocation:
     return found
 
 
+def _with_output(request: HttpRequest, uid: Any) -> Allocation:
+    """An allocation whose output the person may read; Refused for one that they may only see."""
+    found, policy = _allocation(request, uid), policy_of_request(request)
+    policy.require(_reads_output(policy, found))
+    return found
+
+
+def _reads_output(policy: Policy, allocation: Allocation) -> bool:
+    return policy.reads_output(holder_id=allocation.holder_id, department_id=allocation.department_id)
+
+
 @login_required
 @require_GET
 def lease_list(request: HttpRequest) -> HttpResponse:
@@ -92,7 +103,10 @@ def allocation_detail(request: HttpRequest, uid: Any) -> HttpResponse:
         "node": members[0].node if members else None,
         "events": list(allocation.events.order_by("-id")[:50]),
         **_ladder(allocation, policy, mine),
-        "tail": log_tail(allocation_id=allocation.pk, member=0),
+        "reads_output": _reads_output(policy, allocation),
+        "tail": log_tail(allocation_id=allocation.pk, member=0)
+        if _reads_output(policy, allocation)
+        else None,
         "mine": mine,
         "opened": {request.GET.get("do", ""): True},
         "may_release": allocation.is_open and (mine or policy.administers_pool),
@@ -153,7 +167,7 @@ def allocation_act(request: HttpRequest, uid: Any, act: str) -> HttpResponse:
                 hours = float(request.POST.get("hours", ""))
             except ValueError:
                 hours = 0.0
-            if not 0 < hours <= 24 * 90:
+            if not 1 <= hours <= 24 * 90:
                 messages.error(request, _("Give the extension in hours, between 1 and 2160."))
                 return _back(request, allocation)
             allocations.allocation_extend(acting_user=actor, allocation=allocation, extra_s=int(hours * 3600))
@@ -184,7 +198,7 @@ def allocation_act(request: HttpRequest, uid: Any, act: str) -> HttpResponse:
 @require_GET
 def allocation_log(request: HttpRequest, uid: Any) -> HttpResponse:
     """The tail of one member's output as a fragment that refreshes itself while the work runs."""
-    allocation = _allocation(request, uid)
+    allocation = _with_output(request, uid)
     member = member_asked(request.GET.get("member", ""))
     context = {
         "allocation": allocation,
@@ -199,7 +213,7 @@ def allocation_log(request: HttpRequest, uid: Any) -> HttpResponse:
 @require_GET
 def allocation_log_download(request: HttpRequest, uid: Any) -> StreamingHttpResponse:
     """The whole kept output of one member as text."""
-    allocation = _allocation(request, uid)
+    allocation = _with_output(request, uid)
     member = member_asked(request.GET.get("member", ""))
     response = streamed_text(request, log_pieces(allocation_id=allocation.pk, member=member))
     response["Content-Disposition"] = f'attachment; filename="{allocation.ref}-{member}.log"'

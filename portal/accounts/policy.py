@@ -148,6 +148,13 @@ class Policy:
         """Departments whose requests, leases and use the person sees beyond the own ones."""
         return self.scope(Role.LEAD, Role.POOL_ADMIN, Role.AUDITOR, Role.FINANCE)
 
+    def reads_output(self, *, holder_id: int | None, department_id: int | None) -> bool:
+        """Whether the person sees what somebody's work wrote: their own, or as one who answers for it. Finance reads
+        what work cost, not what it says."""
+        if holder_id is not None and holder_id == self.user.pk:
+            return True
+        return department_id in self.scope(Role.LEAD, Role.POOL_ADMIN, Role.AUDITOR)
+
     @property
     def reads_money(self) -> Scope:
         """Departments whose ledger the person sees."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django.db.models import Q, QuerySet
+from django.utils.translation import gettext as _
 
 from portal.accounts.policy import Policy
 from quotas.models import GpuFlavour, PoolName
@@ -15,6 +16,14 @@ def sites_named() -> dict[str, str]:
     """Code → name of all sites."""
     rows = PoolName.objects.filter(kind=PoolName.Kind.SITE, active=True).order_by("name", "code")
     return {row.code: row.name or row.code for row in rows}
+
+
+def site_problem(code: str) -> str:
+    """What is wrong with a site's code as typed; "" where nothing is, or no site is known yet."""
+    known = sites_named()
+    if not code or not known or code in known:
+        return ""
+    return _("There is no such site. Known: {names}.").format(names=", ".join(known))
 
 
 def datasets_named(policy: Policy) -> QuerySet[PoolName]:

@@ -18,7 +18,7 @@ from quotas.selectors.pool_names import (
     fabrics_of,
     facts_of,
     levels_of,
-    sites_named,
+    site_problem,
     storage_of,
 )
 from quotas.services.asking_run import version
@@ -41,8 +41,8 @@ def read_place(r: Reader, flavours: list[GpuFlavour], policy: Policy) -> list[Gp
     _datasets(r, policy)
     if speed and not fabric:
         r.wrong("fabric", _("Say which network has to be so fast."))
-    if site and (known := sites_named()) and site not in known:
-        r.wrong("site_code", _("There is no such site. Known: {names}.").format(names=", ".join(known)))
+    if problem := site_problem(site):
+        r.wrong("site_code", problem)
         return flavours
     tests: list[tuple[str, bool, Test, Callable[[list[GpuFlavour]], str]]] = [
         ("site_code", bool(site), lambda f: site in (f.get("sites") or {}), lambda fs: _no_site(fs, site)),

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import signal as signals
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
+from django.conf import settings
 from django.utils.translation import gettext as _
 
+from portal.kernel.addresses import literal, may_be_called
 from quotas.models import CapacityRequest, GpuFlavour
 from quotas.services.reader import Reader
 
@@ -20,6 +24,8 @@ RESERVED = (
 )
 RESERVED_PREFIXES = ("GPUPOOL_", "CUDA_MPS_", "CUDA_DEVICE_MEMORY_", "CUDA_DEVICE_SM_")
 """What the pool sets itself: devices, limits, who and where it runs."""
+CATCHABLE = {one.name for one in signals.Signals} - {"SIGKILL", "SIGSTOP"}
+"""Signals that a program may take as its sign to write a checkpoint."""
 HEALTH_KINDS = ["http", "tcp", "command"]
 
 
@@ -84,7 +90,8 @@ def version(text: str) -> tuple[int, ...]:
 
 
 def _checkpoint(r: Reader) -> None:
-    sent = r.values.get("checkpoint") or {}
+    sent = r.values.get("checkpoint")
+    sent = {} if sent in (None, "") else sent
     if not isinstance(sent, Mapping) or set(sent) - {"signal", "command", "url", "seconds"}:
         r.wrong("checkpoint", _("A signal, command or URL, and the seconds it needs."))
         r.out["checkpoint"] = {}
@@ -92,13 +99,37 @@ def _checkpoint(r: Reader) -> None:
     inner = Reader(sent)
     out: dict[str, Any] = {name: inner.text(name, 2000) for name in ("command", "url")}
     signal = inner.text("signal", 16).upper()
-    if signal and not re.fullmatch(r"SIG[A-Z0-9]{2,10}", signal):
-        inner.wrong("signal", _("A signal name is needed here, for example SIGUSR1."))
+    if signal and signal not in CATCHABLE:
+        inner.wrong("signal", _("A signal that a program can take is needed here, for example SIGUSR1."))
+    if out["url"] and not _web_address(out["url"]):
+        inner.wrong("url", _("An address of the form https://host/path is needed here."))
+    elif out["url"] and not _may_be_called(out["url"]):
+        inner.wrong("url", _("This address is not a public one, nor one that an administrator allowed."))
     out |= {"signal": signal, "seconds": inner.whole("seconds", 120, 1, 3600)}
     for problem in inner.problems:
         r.wrong("checkpoint", problem["detail"])
     hooked = any(out[name] for name in ("signal", "command", "url"))
     r.out["checkpoint"] = {key: value for key, value in out.items() if value} if hooked else {}
+
+
+def _web_address(text: str) -> bool:
+    """An http address with a host and nobody's name in it."""
+    try:
+        parts = urlsplit(text)
+        return (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and not parts.username
+            and parts.port != 0
+        )
+    except ValueError:
+        return False
+
+
+def _may_be_called(url: str) -> bool:
+    """Whether an address that stands there as numbers may be called; names are looked up at the call."""
+    address = literal(urlsplit(url).hostname or "")
+    return not address or may_be_called(address, address, settings.GPUPOOL_HOOK_ALLOW)
 
 
 def _health(r: Reader) -> None:

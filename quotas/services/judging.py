@@ -29,6 +29,11 @@ from quotas.services.approval_policy import policy_default_ensure
 from quotas.services.approval_steps import Wanted, wanted_steps
 from quotas.services.asking_series import timetable_of, weekly_of
 
+JUDGED_FIELDS = frozenset(
+    {"charge_milli", "options", "cost_at_most_micro", "over_quota", "policy_rule", "review_span_s"}
+)
+"""Fields of a request that are judged, not asked for."""
+
 
 @dataclass(slots=True)
 class Judged:

@@ -132,6 +132,11 @@ def month_close(*, acting_user: Actor, month: date) -> LedgerMonth:
         return row
 
 
+MOST_CORRECTED_MS = 10_000 * 3_600_000
+MOST_CORRECTED_MICRO = 10**13
+"""What one correction may add or take: a line is a lease's part of one day."""
+
+
 def correction_book(
     *, acting_user: Actor, entry_uid: Any, gpu_ms: int, amount_micro: int, reason: str
 ) -> LedgerEntry:
@@ -147,6 +152,11 @@ def correction_book(
         raise Invalid.field("reason", _("Say in a sentence what was wrong and what shows it."))
     if gpu_ms == 0 and amount_micro == 0:
         raise Invalid.field("amount", _("A correction changes hours or money; both are 0."))
+    if abs(gpu_ms) > MOST_CORRECTED_MS or abs(amount_micro) > MOST_CORRECTED_MICRO:
+        raise Invalid.field(
+            "amount",
+            _("More than 10,000 GPU-hours or 10,000,000 in one correction is a slip. Check the figures."),
+        )
     with transaction.atomic():
         entry = LedgerEntry.objects.select_for_update(no_key=True).filter(uid=entry_uid).first()
         if entry is None:

@@ -19,6 +19,7 @@ from portal.kernel.units import micro_from_money
 from portal.ops.actor import Actor
 from quotas.models import GpuFlavour, PriceRate
 from quotas.selectors.billing_time import billing_zone
+from quotas.selectors.pool_names import site_problem
 from quotas.services.prices import may_price, rate_set
 
 REQUIRED = ("flavour",)
@@ -167,6 +168,8 @@ def _read(table: Table, problems: Problems) -> list[_Wanted]:
             problems.add(row.number, "department", _("There is no department of this code."))
         if len(row["site"]) > 48:
             problems.add(row.number, "site", _("This is too long."))
+        elif problem := site_problem(row["site"]):
+            problems.add(row.number, "site", problem)
         micro = _micro(row, "price", "micro_per_gpu_hour", problems, needed=True)
         listed = _micro(row, "list_price", "list_micro_per_gpu_hour", problems, needed=False)
         power = _micro(row, "power", "power_micro_per_gpu_hour", problems, needed=False) or 0

@@ -16,6 +16,7 @@ from portal.kernel.units import cost_micro
 from portal.ops.actor import Actor
 from portal.ops.services import audit_record, incident_resolve
 from quotas.models import GpuFlavour, LedgerEntry, PriceRate
+from quotas.selectors.pool_names import site_problem
 from quotas.services.books import books_for_booking
 from quotas.services.ledger import correction_of
 
@@ -48,7 +49,7 @@ def rate_set(
 
     The rate that holds at that moment ends there. A moment in the past is taken only where nothing was booked
     with a price since; lines booked without one get their money by corrections. Invalid for a negative or
-    absurd price or a naive time, Conflict (`rate_already_booked`) for the past.
+    absurd price, an unknown site or a naive time, Conflict (`rate_already_booked`) for the past.
     """
     may_price(acting_user)
     if valid_from.tzinfo is None:
@@ -63,6 +64,8 @@ def rate_set(
             raise Invalid.field(name, _("This is more than 1,000,000 a GPU-hour. Check the amount."))
         if micro < 0:
             raise Invalid.field(name, _("A price cannot be negative. 0 is a price: it costs nothing."))
+    if problem := site_problem(site_code):
+        raise Invalid.field("site", problem)
     with transaction.atomic():
         GpuFlavour.objects.select_for_update(no_key=True).get(pk=flavour.pk)
         if valid_from < now() - LATE_BY:

@@ -17,6 +17,8 @@ from django.utils.translation import gettext as _
 from portal.kernel.errors import FieldProblem
 
 BIGGEST = 2_000_000_000
+EARLIEST, LATEST = 1970, 9990
+"""Years that a date may name: with room at both ends, so that it stays a date in every time zone."""
 
 
 class Reader:
@@ -116,6 +118,9 @@ class Reader:
                 )
         if isinstance(value, datetime) and value.tzinfo is None:
             self.wrong(name, _("The time needs its zone, for example +08:00."))
+            value = None
+        if isinstance(value, datetime) and not EARLIEST <= value.year <= LATEST:
+            self.wrong(name, _("This date is out of range."))
             value = None
         found = value if isinstance(value, datetime) else None
         self.out[name] = found

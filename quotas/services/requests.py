@@ -6,15 +6,17 @@ Extension and early release belong to the allocation, hence to the pool. Every w
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from django.db import IntegrityError, transaction
 from django.utils.translation import gettext_lazy as _
 
+from portal.accounts.models import User
 from portal.accounts.policy import Policy
 from portal.kernel.clock import now
-from portal.kernel.errors import Conflict, Refused
+from portal.kernel.errors import Conflict, Invalid, Refused
 from portal.kernel.locks import lock_in_transaction
 from portal.kernel.models import advance
 from portal.ops.actor import Actor
@@ -26,7 +28,7 @@ from quotas.services.asking import read_request
 from quotas.services.dependencies import LOCK as DEPENDENCIES
 from quotas.services.dependencies import dependencies_set, give_up, hold_of
 from quotas.services.history import note_event
-from quotas.services.judging import Judged, judge
+from quotas.services.judging import JUDGED_FIELDS, Judged, judge
 from quotas.services.locks import request_lock
 from quotas.services.series import series_begin, series_close
 from quotas.services.user_limits import queue_room_check
@@ -83,13 +85,14 @@ def request_submit(
     the policy needs nobody.
 
     The same ``client_token`` of the same person gives the same request, however often and from wherever it is
-    sent. Raises Invalid (fields), Blocked (could never start, or the policy refuses), Conflict (state).
+    sent. Raises Invalid (fields), Blocked (could never start, or the policy refuses), Conflict (state, or
+    `sent_already`: the token came before with other wishes).
     """
     user = _person(acting_user)
     if client_token and request is None:
         before = CapacityRequest.objects.filter(requester=user, client_token=client_token[:64]).first()
         if before is not None:
-            return before
+            return _sent_again(before, values or {}, user, policy)
     _own_only(request, user)
     sent = values if values is not None else copied_of(request)
     cleaned = read_request(sent, user=user, policy=policy)
@@ -124,7 +127,7 @@ def request_submit(
         twin = CapacityRequest.objects.filter(requester=user, client_token=client_token[:64]).first()
         if not client_token or twin is None:
             raise
-        return twin
+        return _sent_again(twin, sent, user, policy)
 
 
 def request_change(
@@ -301,6 +304,31 @@ def _version(held: CapacityRequest, version: int | None) -> None:
 
 def _fields(cleaned: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in cleaned.items() if key not in ("flavours", "after")}
+
+
+def _sent_again(
+    before: CapacityRequest, values: Mapping[str, Any], user: User, policy: Policy
+) -> CapacityRequest:
+    """The request that this token made before; Conflict where it now comes with other wishes than that has."""
+    try:
+        cleaned = read_request(values, user=user, policy=policy)
+    except Invalid:
+        return before  # sent late: what was right then may be refused now
+    wishes = {key: value for key, value in _fields(cleaned).items() if key not in JUDGED_FIELDS}
+    if any(_plain(getattr(before, key)) != _plain(value) for key, value in wishes.items()):
+        raise Conflict(
+            code="sent_already",
+            detail=_("This was sent already and made {ref}; what you changed since is not in it.").format(
+                ref=before.ref
+            ),
+            extra={"request": str(before.uid)},
+        )
+    return before
+
+
+def _plain(value: Any) -> Any:
+    """A value as the database gives it back: what is kept as JSON has lists for tuples."""
+    return json.loads(json.dumps(value)) if isinstance(value, dict | list | tuple) else value
 
 
 def _origin(source: CapacityRequest | None) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from django.shortcuts import render
 from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
 from django.utils.dateparse import parse_date
+from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_safe
@@ -118,6 +119,13 @@ def _allowed(request: HttpRequest) -> None:
     policy.require(bool(policy.scope("auditor", "pool_admin")))
 
 
+def _api_call(request: HttpRequest) -> str:
+    """The call that gives the rows of this page: its filters under their names in the API."""
+    names = {"q": "q", "act": "action", "object": "object_type", "via": "via"}
+    asked = {name: request.GET[key] for key, name in names.items() if request.GET.get(key)}
+    return f"GET /api/v1/audit/?{urlencode(asked)}" if asked else "GET /api/v1/audit/"
+
+
 def _number(request: HttpRequest, name: str) -> int | None:
     value = request.GET.get(name, "")
     return int(value) if value.isdecimal() and len(value) < 19 else None
@@ -153,6 +161,7 @@ def audit(request: HttpRequest) -> HttpResponse:
         "total": audit_total(),
         "areas": AREAS,
         "vias": VIAS,
+        "api_call": _api_call(request),
         "filtered": any(request.GET.get(k) for k in ("q", "act", "object", "via", "from", "to", "actor")),
     }
     if opened is not None:

@@ -32,6 +32,7 @@ from quotas.selectors.billing_time import billing_zone, month_of, previous_month
 from quotas.selectors.line_rows import amount
 from quotas.selectors.money import LineFilter
 from quotas.selectors.month_report import ledger_mark
+from quotas.selectors.pool_names import sites_named
 from quotas.selectors.price_preview import Preview, price_preview
 from quotas.selectors.prices import rates
 from quotas.services.price_import import Taken, prices_import
@@ -105,13 +106,24 @@ class RateForm(forms.Form):
         field = self.fields["department"]
         assert isinstance(field, forms.ModelChoiceField)
         field.queryset = Department.objects.without_tree_fields().filter(closed_at=None).order_by("name")
+        if known := sites_named():
+            site = self.fields["site"]
+            self.fields["site"] = forms.ChoiceField(
+                choices=[("", gettext_lazy("all sites")), *known.items()],
+                label=site.label,
+                required=False,
+                help_text=gettext_lazy("A site's own price beats the general one."),
+            )
 
     def clean_valid_from(self) -> datetime:
         """Typed as local time of the billing zone, whatever zone the reader lives in."""
         value = self.cleaned_data["valid_from"]
         if value is None:
             return now()
-        return value.replace(tzinfo=billing_zone()).astimezone(UTC)  # type: ignore[no-any-return]
+        try:
+            return value.replace(tzinfo=billing_zone()).astimezone(UTC)  # type: ignore[no-any-return]
+        except OverflowError:
+            raise forms.ValidationError(_("This date is out of range.")) from None
 
 
 @dataclass(frozen=True)

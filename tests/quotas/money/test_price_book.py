@@ -18,12 +18,13 @@ from portal.kernel.clock import set_clock
 from portal.kernel.errors import Conflict, Invalid, Refused
 from portal.ops.actor import SYSTEM, Actor
 from quotas.engine.focus import problems
-from quotas.models import LedgerEntry, PriceRate
+from quotas.models import LedgerEntry, PoolName, PriceRate
 from quotas.selectors.focus import COLUMNS, focus_rows
 from quotas.selectors.money import Lines, line_filter
 from quotas.selectors.price_preview import price_preview
 from quotas.selectors.prices import PriceBook, rates_now
 from quotas.selectors.running import running_now
+from quotas.services.months import correction_book
 from quotas.services.price_import import prices_import
 from quotas.services.prices import rate_set
 from tests.quotas.money.build import World, at, person, world
@@ -252,3 +253,30 @@ def test_another_currency_is_refused_before_anything_is_shown(w: World) -> None:
     call_command("check", databases=["default"])
     with override_settings(GPUPOOL_CURRENCY="USD"), pytest.raises(SystemCheckError, match="kept in CNY"):
         call_command("check", databases=["default"])
+
+
+def test_a_price_of_a_site_that_is_not_there_is_refused(w: World) -> None:
+    PoolName.objects.create(kind=PoolName.Kind.SITE, code="bj", name="Beijing", active=True)
+    before = PriceRate.objects.count()
+    with pytest.raises(Invalid) as error:
+        rate_set(
+            acting_user=SYSTEM, flavour=w.flavour, micro_per_gpu_hour=99_000_000, site_code="nope",
+            valid_from=at("2026-06-01T00:00"),
+        )  # fmt: skip
+    assert error.value.errors == [{"pointer": "site", "detail": "There is no such site. Known: bj."}]
+    with pytest.raises(Invalid):
+        prices_import(acting_user=SYSTEM, file=b"flavour,site,price\nA100,nope,99\n")
+    assert PriceRate.objects.count() == before
+
+
+def test_a_correction_of_absurd_size_is_refused(w: World) -> None:
+    w.lease(at("2026-05-06T00:00"), at("2026-05-06T01:00"))
+    line = LedgerEntry.objects.get()
+    for gpu_ms, amount_micro in ((0, 10**18), (0, 2**63), (2**63, 0), (0, 10**13 + 1)):
+        with pytest.raises(Invalid):
+            correction_book(
+                acting_user=SYSTEM, entry_uid=line.uid, gpu_ms=gpu_ms, amount_micro=amount_micro, reason="x"
+            )
+    assert LedgerEntry.objects.count() == 1
+    correction_book(acting_user=SYSTEM, entry_uid=line.uid, gpu_ms=0, amount_micro=10**13, reason="x")
+    assert LedgerEntry.objects.count() == 2

@@ -274,9 +274,13 @@ def test_limits_of_a_person(house):
 def test_the_same_client_token_makes_one_request(house):
     args = {"acting_user": build.actor(house.lin), "policy": build.policy(house.lin), "client_token": "t-1"}
     first = request_submit(**args, values=house.ask())
-    again = request_submit(**args, values=house.ask(gpus_per_node=2))
-    assert first.pk == again.pk
+    assert request_submit(**args, values=house.ask()).pk == first.pk
+    with pytest.raises(Conflict) as error:
+        request_submit(**args, values=house.ask(gpus_per_node=2))
+    assert (error.value.code, error.value.extra) == ("sent_already", {"request": str(first.uid)})
     assert CapacityRequest.objects.count() == 1
+    first.refresh_from_db()
+    assert (first.state, first.gpus_per_node) == ("queued", 1)
     other = request_submit(
         acting_user=build.actor(house.chen),
         policy=build.policy(house.chen),
@@ -416,3 +420,37 @@ def test_P034_every_state_has_a_way_on_or_is_terminal():
     for state in CapacityRequest.State.values:
         out = [act for act in REQUEST_ARROWS if allowed(act, state)]
         assert bool(out) != (state in REQUEST_TERMINAL), state
+
+
+@pytest.mark.parametrize(
+    ("hook", "told"),
+    [
+        ({"signal": "SIGKILL9"}, "A signal that a program can take is needed here, for example SIGUSR1."),
+        ({"signal": "SIGKILL"}, "A signal that a program can take is needed here, for example SIGUSR1."),
+        (
+            {"url": "http://169.254.169.254/"},
+            "This address is not a public one, nor one that an administrator allowed.",
+        ),
+        ({"url": "http://[::1]/x"}, "This address is not a public one, nor one that an administrator allowed."),
+        ({"url": "ftp://hooks.example/x"}, "An address of the form https://host/path is needed here."),
+        ([], "A signal, command or URL, and the seconds it needs."),
+    ],
+)
+def test_a_checkpoint_that_could_never_be_called_is_refused_when_it_is_asked_for(house, hook, told):
+    with pytest.raises(Invalid) as error:
+        submit(house, checkpoint=hook)
+    assert problems(error) == {"checkpoint": told}
+    assert CapacityRequest.objects.count() == 0
+
+
+def test_a_checkpoint_address_inside_the_network_is_taken_where_it_is_allowed(house, settings):
+    settings.GPUPOOL_HOOK_ALLOW = ["10.0.0.0/8"]
+    made = submit(house, checkpoint={"url": "http://10.1.2.3:8000/x", "signal": "SIGUSR2"})
+    assert made.checkpoint == {"url": "http://10.1.2.3:8000/x", "signal": "SIGUSR2", "seconds": 120}
+
+
+def test_a_date_beyond_the_calendar_is_refused(house):
+    with pytest.raises(Invalid) as error:
+        submit(house, deadline_at="9999-12-31T23:59:59-14:00")
+    assert problems(error) == {"deadline_at": "This date is out of range."}
+    assert CapacityRequest.objects.count() == 0
