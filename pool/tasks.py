@@ -100,7 +100,7 @@ def reconcile_execution() -> None:
     """Repeat orders that were lost; one at a time."""
     with try_advisory_lock("pool.reconcile_execution") as got:
         if got:
-            execution_reconcile()
+            execution_reconcile(listening=listening_since())
             hooks_repeat(now())
 
 

@@ -71,7 +71,8 @@ def allocation_finish(*, allocation_id: int) -> bool:
             allocation.end_rule == REQUEUE
             and request.state == CapacityRequest.State.ALLOCATED
             and request.run_kind != CapacityRequest.RunKind.ADOPTED  # nobody here could begin it again
-            and request.let_go_at is None  # given up by its series: where it should go on, another was asked for
+            and request.let_go_at
+            is None  # given up by its series: where it should go on, another was asked for
         )
         if again:
             request_requeued(request_id=request.pk, reason=allocation.end_reason, facts=_error(allocation))

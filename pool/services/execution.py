@@ -28,7 +28,7 @@ from pool.services import stopping
 from pool.services.allocations import allocation_follow_members
 from pool.services.closing import allocation_finish
 from pool.services.fencing import member_fence
-from pool.transitions import MEMBER_GONE, REQUEUE, take
+from pool.transitions import MEMBER_GONE, REQUEUE, climb, take
 from portal.kernel.clock import now
 from portal.kernel.models import advance
 from portal.ops.actor import system
@@ -164,6 +164,9 @@ def _start_never(allocation_id: int, error: dict[str, Any]) -> None:
         AllocationEvent.objects.create(
             allocation=allocation, at=at, kind="start_failed", actor_name=SYSTEM.name, facts={"error": error}
         )
+        case = stopping.case_open(allocation)
+        if case is not None:  # it was to be taken back before it ran
+            climb(case, "stop", stop_sent_at=at, members=[])
         for member in allocation.members.select_related("node__cluster"):
             if member.state == M.RESERVED and not _told(member):
                 # Nothing ever reached the node: its cards are as free as they were when they were chosen.
@@ -183,14 +186,20 @@ def _told(member: AllocationMember) -> bool:
     )
 
 
-def execution_reconcile() -> dict[str, int]:
-    """Repeat what was lost: one pass over what is open. Returns how often each was done."""
+def execution_reconcile(*, listening: datetime | None = None) -> dict[str, int]:
+    """Repeat what was lost: one pass over what is open. Returns how often each was done.
+
+    ``listening``: since when nodes could be heard here (None: always). A start that could not have been confirmed
+    meanwhile is not given up for it.
+    """
     done = {"starts": 0, "given_up": 0, "stops": 0, "looks": 0, "closed": 0, "told": 0}
     at = now()
     waiting = Q(state=A.RESERVED, state_since__lt=at - FORGOTTEN) | Q(state=A.STARTING, retry_at__lte=at)
     for pk in Allocation.objects.filter(waiting).order_by("id").values_list("pk", flat=True)[:500]:
         done["starts"] += allocation_start(allocation_id=pk)
     late = Allocation.objects.filter(state__in=[A.RESERVED, A.STARTING], reserved_at__lt=at - START_PATIENCE)
+    if listening is not None and listening > at - START_PATIENCE:
+        late = late.none()
     for row in late.order_by("id")[:200]:
         error = {
             "code": row.error_code or "start_not_confirmed",

@@ -43,22 +43,23 @@ def values_copy(model: type[models.Model], names: Sequence[str], rows: Iterable[
     layout = _layout(model, tuple(names))
     table = connection.ops.quote_name(model._meta.db_table)
     constants = [make() for make in layout.constants]
-    count = 0
+    ready = list(
+        rows
+    )  # whole before the copy is open: a row that asks the database for something would wait for it
     # What the server finds wrong comes out where the copy ends, past the cursor that would make it Django's error.
     with (
         connection.wrap_database_errors,
         connection.cursor() as cursor,
         cursor.copy(f"COPY {table} ({layout.columns}) FROM STDIN") as copy,
     ):
-        for row in rows:
-            count += 1
+        for row in ready:
             line = [*row, *constants]
             for place, convert in layout.converts:
                 line[place] = convert(line[place])
             for make in layout.makers:
                 line.append(make())
             copy.write_row(line)
-    return count
+    return len(ready)
 
 
 def ids_take(model: type[models.Model], count: int) -> list[int]:

@@ -148,6 +148,21 @@ def test_a_node_that_is_away_is_tried_again(placed):
     assert orders("start") == 1
 
 
+def test_a_start_that_is_given_up_takes_its_reclaim_with_it(placed):
+    """It was to be taken back before it ran: the ladder stands where the work stands, and ends as it ends."""
+    case = ReclaimCase.objects.create(
+        allocation=placed, cause="over_quota", noticed_at=T, grace_until=T + timedelta(hours=1)
+    )
+    with at(6):
+        assert execution_reconcile()["given_up"] == 1
+        case.refresh_from_db()
+        assert (case.step, case.stop_sent_at, case.closed_at) == ("stopping", T + timedelta(minutes=6), None)
+        pool.report_ended(placed)
+        pool.report_free(placed)
+    case.refresh_from_db()
+    assert (case.step, case.closed_at) == ("freed", T + timedelta(minutes=6))
+
+
 def test_a_start_that_nobody_confirms_goes_back_in_line(placed):
     """S146: what was held for a start that never came about is given back exactly once."""
     queued_at = placed.request.queued_at

@@ -218,3 +218,22 @@ def test_the_first_agent_that_is_back_makes_no_other_lost(lost):
         listening_since()
     steps = [watch(seconds) for seconds in range(3605, 3726, 5)]
     assert (steps[0], steps[22], steps[23]) == ("ok", "suspect", "lost")
+
+
+def test_a_start_that_nobody_could_confirm_is_not_given_up_for_it():
+    """The installation went away between order and answer: the node has its five minutes after the return."""
+    team, h800 = build.department("vg"), build.flavour("h800", installed=None)
+    with after(0):
+        pool.node(h800, 1, name="n-lost")
+        build.limits(team, h800, 4)
+        pool.queued(team, h800, 1)
+        schedule_cycle()
+        listening_since()
+    assert Allocation.objects.get().state in ("reserved", "starting")
+    with after(3600):
+        assert execution_reconcile(listening=listening_since())["given_up"] == 0
+    for seconds in range(3610, 3901, 10):
+        with after(seconds):
+            given_up = execution_reconcile(listening=listening_since())["given_up"]
+            assert given_up == (seconds == 3900), seconds
+    assert Allocation.objects.get().error_code == "start_not_confirmed"

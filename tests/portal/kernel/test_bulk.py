@@ -57,3 +57,14 @@ def test_bare_values_get_the_defaults_of_their_model():
             assert getattr(one, field.attname) == getattr(saved, field.attname), field.attname
     assert one.uid != two.uid
     assert one.created_at == two.created_at <= saved.created_at
+
+
+@pytest.mark.django_db
+def test_rows_may_ask_the_database_while_they_are_made():
+    def rows():
+        for number in range(2):
+            yield 100 + number, f"s{number}", f"{Site.objects.count()} so far"
+
+    with transaction.atomic():
+        assert values_copy(Site, ("id", "code", "name"), rows()) == 2
+    assert list(Site.objects.order_by("id").values_list("name", flat=True)) == ["0 so far", "0 so far"]
