@@ -71,8 +71,7 @@ def allocation_finish(*, allocation_id: int) -> bool:
             allocation.end_rule == REQUEUE
             and request.state == CapacityRequest.State.ALLOCATED
             and request.run_kind != CapacityRequest.RunKind.ADOPTED  # nobody here could begin it again
-            and request.let_go_at
-            is None  # given up by its series: where it should go on, another was asked for
+            and request.let_go_at is None  # given up by its series, which asked for another where it goes on
         )
         if again:
             request_requeued(request_id=request.pk, reason=allocation.end_reason, facts=_error(allocation))

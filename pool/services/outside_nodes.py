@@ -43,9 +43,8 @@ def nodes_take(*, cluster: Cluster, executor: PolledExecutor, found: list[Found]
     """Bring the known nodes of a cluster in line with a look; returns how many are up. New nodes are not added: that
     is an administrator's import."""
     known = {node.name: node for node in Node.objects.filter(cluster=cluster).exclude(schedulable=S.RETIRED)}
-    for (
-        row
-    ) in known.values():  # one object for all: else each of a thousand nodes reads its cluster, every look
+    # One object for all: else each of a thousand nodes reads its cluster, every look.
+    for row in known.values():
         row.cluster = cluster
     up = [item for item in found if item.up and item.name in known]
     well = [known[item.name].pk for item in up if known[item.name].health == Node.Health.OK]

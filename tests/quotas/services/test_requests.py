@@ -431,7 +431,10 @@ def test_P034_every_state_has_a_way_on_or_is_terminal():
             {"url": "http://169.254.169.254/"},
             "This address is not a public one, nor one that an administrator allowed.",
         ),
-        ({"url": "http://[::1]/x"}, "This address is not a public one, nor one that an administrator allowed."),
+        (
+            {"url": "http://[::1]/x"},
+            "This address is not a public one, nor one that an administrator allowed.",
+        ),
         ({"url": "ftp://hooks.example/x"}, "An address of the form https://host/path is needed here."),
         ([], "A signal, command or URL, and the seconds it needs."),
     ],
