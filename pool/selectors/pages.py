@@ -3,9 +3,24 @@ reads its department, and by administrators and auditors."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from datetime import timedelta
 from typing import Any
 
-from django.db.models import Count, Exists, F, IntegerField, OuterRef, Prefetch, Q, QuerySet, Subquery, Sum
+from django.db import connection
+from django.db.models import (
+    Count,
+    Exists,
+    F,
+    IntegerField,
+    OuterRef,
+    Prefetch,
+    Q,
+    QuerySet,
+    Subquery,
+    Sum,
+    Value,
+)
 from django.db.models.functions import Coalesce
 
 from pool.models import (
@@ -17,9 +32,11 @@ from pool.models import (
     Node,
     QueueEntry,
     ReclaimCase,
+    SchedulerCycle,
     Site,
 )
 from portal.accounts.policy import Policy
+from portal.kernel.clock import now
 from portal.ops.models import Incident
 from portal.ops.selectors.runs import sweeps_silent_since
 from quotas.models import CapacityRequest, FlavourCapacity
@@ -213,7 +230,6 @@ def operations() -> dict[str, Any]:
     its cards that are not in order."""
     bad_cards = Gpu.objects.exclude(condition__in=[Gpu.Condition.OK, Gpu.Condition.RETIRED])
     incidents = list(Incident.objects.exclude(state="closed").order_by("-opened_at")[:200])
-    waiting = CapacityRequest.objects.filter(state=CapacityRequest.State.QUEUED)
     return {
         "silent_since": sweeps_silent_since(),
         "figures": pool_figures(),
@@ -225,10 +241,20 @@ def operations() -> dict[str, Any]:
                 | Exists(bad_cards.filter(node=OuterRef("pk")))
             )
             .select_related("cluster__site")
+            .annotate(
+                cards=_count_of(
+                    Gpu.objects.exclude(condition=Gpu.Condition.RETIRED).filter(node=OuterRef("pk"))
+                ),
+                cards_held=_count_of(
+                    Gpu.objects.filter(node=OuterRef("pk"), leases__ended_at=None, leases__isnull=False),
+                    distinct=True,
+                ),
+            )
             .prefetch_related(Prefetch("gpus", bad_cards.order_by("index"), to_attr="bad_cards"))
             .order_by("name")[:50]
         ),
         "incidents": incidents[:10],
+        "incidents_all": incidents,
         "incidents_open": len(incidents),
         "executors": list(
             Cluster.objects.select_related("site")
@@ -237,11 +263,81 @@ def operations() -> dict[str, Any]:
                 node_ok=Count("nodes", filter=Q(nodes__health__in=["ok", "late"])),
                 node_unknown=Count("nodes", filter=Q(nodes__health="unknown")),
                 node_lost=Count("nodes", filter=Q(nodes__health__in=["suspect", "lost"])),
+                running=_count_of(_work_on(OuterRef("pk"), state="running"), distinct=True),
+                retrying=_count_of(
+                    _work_on(OuterRef("pk"), state="starting", retry_at__isnull=False), distinct=True
+                ),
             )
             .order_by("site__position", "name")
         ),
-        "counts": {"waiting": waiting.count(), "running": Allocation.objects.exclude(state="ended").count()},
+        "nodes": _nodes_by_state(),
+        "cycle": _cycle_figures(),
     }
+
+
+def _count_of(rows: QuerySet[Any], *, distinct: bool = False) -> Coalesce:
+    """So many rows, as a column of another query."""
+    counted = rows.order_by().annotate(one=Value(1)).values("one").annotate(n=Count("pk", distinct=distinct))
+    return Coalesce(Subquery(counted.values("n"), output_field=IntegerField()), 0)
+
+
+def _work_on(cluster: OuterRef, **state: Any) -> QuerySet[Allocation]:
+    return Allocation.objects.filter(members__node__cluster=cluster, **state)
+
+
+def _nodes_by_state() -> dict[str, Any]:
+    """How many nodes there are, by health and by what may be placed on them, and how many agents of which version
+    are heard."""
+    rows = (
+        Node.objects.exclude(schedulable=Node.Schedulable.RETIRED)
+        .values_list("health", "schedulable", "agent_version")
+        .annotate(n=Count("pk"))
+    )
+    health: dict[str, int] = defaultdict(int)
+    closed: dict[str, int] = defaultdict(int)
+    versions: dict[str, int] = defaultdict(int)
+    for state, schedulable, version, count in rows:
+        health[state] += count
+        if schedulable != Node.Schedulable.OPEN:
+            closed[schedulable] += count
+        if version and state in (Node.Health.OK, Node.Health.LATE):
+            versions[version] += count
+    words = [
+        *((Node.Health(state).label, health[state]) for state in Node.Health.values if health[state]),
+        *(
+            (Node.Schedulable(state).label, closed[state])
+            for state in Node.Schedulable.values
+            if closed[state]
+        ),
+    ]
+    return {
+        "total": sum(health.values()),
+        "states": words,
+        "agents": sum(versions.values()),
+        "versions": sorted(versions.items(), key=lambda item: -item[1]),
+    }
+
+
+CYCLE_FIGURES = f"""
+SELECT (SELECT count(*) FROM {CapacityRequest._meta.db_table} WHERE state = 'queued'),
+       (SELECT count(*) FROM {Allocation._meta.db_table} WHERE state <> 'ended'),
+       (SELECT percentile_cont(0.95) WITHIN GROUP (ORDER BY took_ms) FROM {SchedulerCycle._meta.db_table}
+         WHERE started_at > %s),
+       last.started_at, last.placed
+  FROM (SELECT 1) AS always
+  LEFT JOIN (SELECT started_at, placed FROM {SchedulerCycle._meta.db_table} ORDER BY started_at DESC LIMIT 1) AS last
+    ON true
+"""
+
+
+def _cycle_figures() -> dict[str, Any]:
+    """How many wait, how much work is open, the last cycle, and the 95th percentile of the last hour's cycles (s; None
+    where there was none). One query."""
+    with connection.cursor() as cursor:
+        cursor.execute(CYCLE_FIGURES, [now() - timedelta(hours=1)])
+        waiting, running, p95_ms, last_at, placed = cursor.fetchone()
+    p95_s = None if p95_ms is None else p95_ms / 1000
+    return {"waiting": waiting, "running": running, "p95_s": p95_s, "last_at": last_at, "placed": placed}
 
 
 def sites_and_clusters() -> tuple[list[Site], list[Cluster]]:

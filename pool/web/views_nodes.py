@@ -27,7 +27,8 @@ from portal.accounts.policy import Policy
 from portal.kernel.clock import now
 from portal.kernel.errors import DomainError
 from portal.ops.actor import actor_of
-from portal.ops.models import AuditEvent
+from portal.ops.models import AuditEvent, Incident
+from portal.web import formats
 
 PER_PAGE = 50
 
@@ -212,7 +213,34 @@ def operations(request: HttpRequest) -> HttpResponse:
     context["capacities"] = pages.capacities()
     context["status"] = _supervisor_status()
     context["may_act"] = policy.administers_pool
+    context["notes"] = _stat_notes(context)
     return render(request, "pool/operations.html", context)
+
+
+def _stat_notes(found: dict[str, Any]) -> dict[str, str]:
+    """What stands below the figures of the operations page: what they are made of."""
+    nodes, cycle, incidents = found["nodes"], found["cycle"], found["incidents_all"]
+    critical = sum(one.severity == Incident.Severity.CRITICAL for one in incidents)
+    urgent = [_("%(n)s critical") % {"n": critical}] if critical else []
+    oldest = [_("oldest %s") % formats.duration(now() - incidents[-1].opened_at)] if incidents else []
+    work = _("%(running)s open, %(waiting)s wait") % {
+        "running": cycle["running"],
+        "waiting": cycle["waiting"],
+    }
+    last = (
+        [_("last %(time)s: %(n)s placed") % {"time": formats.moment(cycle["last_at"]), "n": cycle["placed"]}]
+        if cycle["last_at"]
+        else []
+    )
+    return {
+        "nodes": formats.comma().join(f"{count} {str(label).lower()}" for label, count in nodes["states"]),
+        "incidents": formats.comma().join([*urgent, *oldest]),
+        "agents": formats.comma().join(
+            _("%(n)s on %(version)s") % {"n": count, "version": version}
+            for version, count in nodes["versions"]
+        ),
+        "cycle": formats.comma().join([*last, work]),
+    }
 
 
 def _supervisor_status() -> list[dict[str, Any]]:
