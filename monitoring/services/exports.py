@@ -17,7 +17,7 @@ from uuid import UUID
 
 from celery import current_app
 from django.conf import settings
-from django.db import connections, transaction
+from django.db import InterfaceError, OperationalError, connections, transaction
 from django.db.models import QuerySet
 from django.urls import reverse
 from django.utils import translation
@@ -174,6 +174,11 @@ def export_make(*, job_id: int) -> bool:
         return _fail(job, part, "no_space" if full else "not_written")
     except TooManyRows:
         return _fail(job, part, "too_many_rows")
+    except (OperationalError, InterfaceError):
+        raise  # the database is away: the sweep takes the job up again
+    except Exception:
+        _fail(job, part, "not_written")  # a fault of ours comes again with every try
+        raise
     _ready(job, target.stat().st_size, rows)
     return True
 

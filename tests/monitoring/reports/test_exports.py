@@ -15,7 +15,7 @@ from unittest import mock
 
 import openpyxl
 import pytest
-from django.db import connections
+from django.db import OperationalError, connections
 from django.test import Client
 from django.urls import reverse
 
@@ -327,3 +327,24 @@ def test_nonsense_is_refused(w: World) -> None:
         with pytest.raises(Invalid):
             export_ask(acting_user=fin, kind=kind, params=params)
     assert ExportJob.objects.count() == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "state", "code"),
+    [(ValueError("ours"), "failed", "not_written"), (OperationalError("away"), "running", "")],
+)
+def test_a_fault_of_ours_ends_a_file_and_an_absent_database_does_not(
+    w: World, monkeypatch: pytest.MonkeyPatch, fault: Exception, state: str, code: str
+) -> None:
+    fin = person("fin", ("finance", None))
+    with set_clock(NOON):
+        job = export_ask(acting_user=Actor(user=fin), kind="lines_machines", params={})
+
+        def broken(*_args: object) -> int:
+            raise fault
+
+        monkeypatch.setattr(exports, "_write", broken)
+        with pytest.raises(type(fault)):
+            export_make(job_id=job.pk)
+    job.refresh_from_db()
+    assert (job.state, job.error_code) == (state, code)
