@@ -318,9 +318,10 @@ def _sent_again(
     if any(_plain(getattr(before, key)) != _plain(value) for key, value in wishes.items()):
         raise Conflict(
             code="sent_already",
-            detail=_("This was sent already and made {ref}; what you changed since is not in it.").format(
-                ref=before.ref
-            ),
+            detail=_(
+                "This was sent already and made {ref}; what you changed since is not in it. Send it anew to make a "
+                "second request."
+            ).format(ref=before.ref),
             extra={"request": str(before.uid)},
         )
     return before

@@ -212,6 +212,10 @@ def _post(request: HttpRequest, row: CapacityRequest | None) -> HttpResponse:
             )
             messages.success(request, _submitted_text(made))
     except DomainError as error:
+        if error.code == "sent_already":  # whoever sends it once more now means it
+            anew = request.POST.copy()
+            anew["token"] = uuid7().hex
+            form.data = anew
         form.take(error, RequestForm.NAMES)
         return _form_page(request, form, row=row, source=source, status=error.status, blocked=error)
     return HttpResponseRedirect(reverse("quotas:request-detail", args=[made.uid]))

@@ -51,16 +51,31 @@ def form(house, **changes):
     return {**values, **changes}
 
 
-def test_form_to_queue_in_one_post_and_the_second_post_is_the_same_request(house):
+def test_form_to_queue_in_one_post_and_the_same_post_again_is_the_same_request(house):
     client = client_of(house.lin)
     page = client.get(reverse("quotas:request-new"))
     assert page.status_code == 200
     first = client.post(reverse("quotas:request-new"), form(house))
-    again = client.post(reverse("quotas:request-new"), form(house, gpus_per_node="2"))
+    again = client.post(reverse("quotas:request-new"), form(house))
     made = CapacityRequest.objects.get()
     assert first.url == again.url == reverse("quotas:request-detail", args=[made.uid])
     assert (made.state, made.duration_s, made.command) == ("queued", 3600, "python train.py")
     assert "R-" in text_of(client.get(first.url))
+
+
+def test_a_form_sent_again_with_other_wishes_says_so_and_the_next_time_is_another_request(house):
+    client = client_of(house.lin)
+    client.post(reverse("quotas:request-new"), form(house))
+    made = CapacityRequest.objects.get()
+    page = client.post(reverse("quotas:request-new"), form(house, gpus_per_node="2"))
+    assert page.status_code == 409
+    assert f"made {made.ref}; what you changed since is not in it" in text_of(page)
+    assert CapacityRequest.objects.count() == 1
+    token = re.search(r'name="token" value="([0-9a-f]{32})"', page.content.decode())[1]
+    other = client.post(reverse("quotas:request-new"), form(house, gpus_per_node="2", token=token))
+    second = CapacityRequest.objects.exclude(pk=made.pk).get()
+    assert other.url == reverse("quotas:request-detail", args=[second.uid])
+    assert (made.gpus_per_node, second.gpus_per_node) == (1, 2)
 
 
 @pytest.mark.parametrize(
