@@ -29,7 +29,6 @@ from pool.executors.base import (
     Limit,
     Look,
     Observation,
-    RetryableFailure,
     TerminalFailure,
 )
 from pool.executors.slurm import orders
@@ -307,11 +306,8 @@ def _past(
     for begin in range(0, len(names), NAMES_AT_ONCE):
         try:
             found = transport.history(names=names[begin : begin + NAMES_AT_ONCE], since=at - HISTORY)
-        except RetryableFailure as error:
-            log.info("accounting_away", code=error.code)
-            return out, False
-        except TerminalFailure:
-            return out, True
+        except ExecutorFailure as error:
+            return out, _nobody_to_ask(error)
         # The accounting may say RUNNING of a job that a controller lost: only an end is believed.
         out.update(latest_of(job for job in found if job.over))
     # Work that was taken in keeps the name that its owner gave it: it is asked for by its id.
@@ -320,11 +316,8 @@ def _past(
     for begin in range(0, len(numbers), NAMES_AT_ONCE):
         try:
             found = transport.history(ids=numbers[begin : begin + NAMES_AT_ONCE], since=at - HISTORY)
-        except RetryableFailure as error:
-            log.info("accounting_away", code=error.code)
-            return out, False
-        except TerminalFailure:
-            return out, True
+        except ExecutorFailure as error:
+            return out, _nobody_to_ask(error)
         for job in found:
             member = by_id.get(job.id)
             # Numbers begin anew some day: one that ended before this work began is another job's.
@@ -333,6 +326,14 @@ def _past(
             if member.started_at is None or job.ended_at is None or job.ended_at >= member.started_at:
                 out[member.allocation.uid] = job
     return out, True
+
+
+def _nobody_to_ask(error: ExecutorFailure) -> bool:
+    """Whether there is no accounting at all; what else goes wrong there may be otherwise at the next look."""
+    if error.code in ("no_accounting", "command_missing"):
+        return True
+    log.info("accounting_away", code=error.code, detail=error.detail)
+    return False
 
 
 def _cancelled_unseen(job: Job) -> bool:

@@ -310,7 +310,8 @@ def test_taken_in_and_forgotten_by_the_controller_its_end_is_in_the_accounting(r
     assert rig.bed.run("squeue", "-h", "-t", "all", "-j", job, "-o", "%T", check=False).strip() == ""
     rig.settle(lambda: Allocation.objects.get(pk=allocation.pk).state == "ended")
     allocation.refresh_from_db()
-    assert (allocation.end_reason, allocation.error_code, allocation.request.state) == ("failed", "", "ended")
+    told = (allocation.end_reason, allocation.error_code, allocation.error_detail, allocation.request.state)
+    assert told == ("failed", "", "", "ended")
     assert AllocationMember.objects.get(allocation=allocation).exit_code == 5
 
 
