@@ -63,6 +63,7 @@ NAMES: dict[str, Text] = {
     "skew_ms": _("Clock is off, ms"),
     "subjects": _("Affected"),
     "temp_c": _("Temperature, °C"),
+    "text": _("Text of the driver"),
     "threshold": _("Threshold"),
     "times": _("Times"),
     "topic": _("Topic"),
