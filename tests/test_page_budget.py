@@ -21,6 +21,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from monitoring.models import MetricSource, SourceCard
+from monitoring.selectors.board import board_forget
 from monitoring.services.sources import source_result, source_save
 from pool.models import Allocation, Gpu, Node
 from pool.services.cycle import schedule_cycle
@@ -88,6 +89,7 @@ def signed_in(username: str) -> Client:
 def measure(client: Client, address: str) -> tuple[int, int]:
     """(queries, bytes) of a second visit; the first warms what a running process has warm."""
     cache.clear()  # what is kept for seconds must not run out between the two visits
+    board_forget()
     assert client.get(address).status_code == 200, address
     with CaptureQueriesContext(
         connection,
