@@ -48,6 +48,7 @@ from portal.kernel.clock import now
 log = structlog.get_logger(__name__)
 HISTORY = timedelta(days=30)
 NAMES_AT_ONCE = 100
+SECOND = timedelta(seconds=1)
 SETTLED = timedelta(seconds=60)
 """A job that was ordered this long ago and is not known to the controller is looked for in the accounting."""
 
@@ -323,7 +324,8 @@ def _past(
             # Numbers begin anew some day: one that ended before this work began is another job's.
             if member is None or not job.over or job.uid not in (None, member.allocation.uid):
                 continue
-            if member.started_at is None or job.ended_at is None or job.ended_at >= member.started_at:
+            # Slurm tells whole seconds, the begin of work that was taken in is the moment in which it was.
+            if member.started_at is None or job.ended_at is None or job.ended_at + SECOND > member.started_at:
                 out[member.allocation.uid] = job
     return out, True
 
