@@ -95,6 +95,7 @@ def allocation_detail(request: HttpRequest, uid: Any) -> HttpResponse:
     allocation.uid_text = str(allocation.uid)  # type: ignore[attr-defined]
     members = list(allocation.members.all())
     mine = allocation.holder_id == request.user.pk
+    reads_output = _reads_output(policy, allocation)
     context = {
         "allocation": allocation,
         "ask": allocation.request,
@@ -103,10 +104,8 @@ def allocation_detail(request: HttpRequest, uid: Any) -> HttpResponse:
         "node": members[0].node if members else None,
         "events": list(allocation.events.order_by("-id")[:50]),
         **_ladder(allocation, policy, mine),
-        "reads_output": _reads_output(policy, allocation),
-        "tail": log_tail(allocation_id=allocation.pk, member=0)
-        if _reads_output(policy, allocation)
-        else None,
+        "reads_output": reads_output,
+        "tail": log_tail(allocation_id=allocation.pk, member=0) if reads_output else None,
         "mine": mine,
         "opened": {request.GET.get("do", ""): True},
         "may_release": allocation.is_open and (mine or policy.administers_pool),

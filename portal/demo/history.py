@@ -168,9 +168,8 @@ def _running_now() -> None:
 
 def _lives(missing: list[Life], begun: Any, say: Callable[[str], Any]) -> Counter[str]:
     stage = Stage.load(begun)
-    with (
-        connection.cursor() as cursor
-    ):  # whoever loses the last lives with a crash finds them missing and writes them
+    # Whoever loses the last lives with a crash finds them missing and writes them.
+    with connection.cursor() as cursor:
         cursor.execute("SET synchronous_commit = off")
     refused: Counter[str] = Counter()
     for number, life in enumerate(missing, start=1):

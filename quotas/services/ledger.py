@@ -68,13 +68,8 @@ def usage_span_open(
         accrued_to=started_at,
     )
     with transaction.atomic():
-        usage_spans_open([span])
+        UsageSpan.objects.bulk_create([span], ignore_conflicts=True)
         return UsageSpan.objects.get(key=key)
-
-
-def usage_spans_open(spans: Sequence[UsageSpan]) -> None:
-    """The same for many leases, in one statement; spans whose key is known already change nothing."""
-    UsageSpan.objects.bulk_create(spans, ignore_conflicts=True)
 
 
 def usage_span_close(*, key: uuid.UUID, ended_at: datetime) -> UsageSpan:
